@@ -1,5 +1,6 @@
 """What a stranger may send to the admin port before anybody has looked at it."""
 
+import asyncio
 import json
 import socket
 import time
@@ -168,10 +169,15 @@ def test_a_stream_to_an_http_1_0_client_has_no_chunks_and_ends_with_the_connecti
     assert [json.loads(line)["kind"] for line in body.splitlines()] == ["queue_created", "operator_command"]
 
 
-def test_a_stream_to_an_http_1_0_client_that_fails_is_no_whole_answer(port: int, monkeypatch: Any) -> None:
+@pytest.mark.parametrize("error", [HistoryTrimmed(7), asyncio.CancelledError()])
+def test_a_stream_to_an_http_1_0_client_that_fails_is_no_whole_answer(
+    port: int, monkeypatch: Any, error: BaseException
+) -> None:
+    """It is cancelled where another server of the cluster gives the answer, and breaks off."""
+
     def fails(*_: object) -> Iterator[bytes]:
         yield b"{}\n"
-        raise HistoryTrimmed(7)
+        raise error
 
     monkeypatch.setattr(Feed, "_lines", fails)
     with connected(port) as client:

@@ -161,6 +161,25 @@ def test_a_snapshot_lacks_what_only_the_redo_log_has(stage: Stage, tmp_path: Pat
     assert factory.restored(tmp_path / "new") == expected
 
 
+def test_changes_are_shipped_while_a_snapshot_is_uploaded(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    factory, jobs = factory_of(stage), stage.create()
+    monkeypatch.setattr(factory.archive, "_every_s", 0)
+    write = factory.place.write
+
+    def slow(key: str, content: bytes) -> None:
+        write(key, content)
+        if key.endswith("/00000"):
+            stage.send(jobs, "meanwhile")
+            store_of(stage).apply_log()
+
+    monkeypatch.setattr(factory.place, "write", slow)
+    factory.archive.step()
+    assert factory.archive.lag_s == 0
+    assert factory.restored(tmp_path / "new") == digest(store_of(stage)._writer.connection)
+
+
 def test_a_message_in_quarantine_is_in_the_snapshot(stage: Stage, tmp_path: Path) -> None:
     """One that is damaged and not set apart yet stops it."""
     factory, jobs = factory_of(stage), stage.create()
@@ -281,7 +300,9 @@ def test_a_spool_is_bounded_while_its_place_fails(
     assert len(epochs(factory)) == 3
 
 
-def test_a_spool_that_cannot_be_written_begins_a_new_epoch(stage: Stage, tmp_path: Path) -> None:
+def test_a_spool_that_cannot_be_written_begins_a_new_epoch(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The store goes on."""
     factory, jobs = factory_of(stage), stage.create()
     factory.ship(stage.store)
@@ -291,6 +312,9 @@ def test_a_spool_that_cannot_be_written_begins_a_new_epoch(stage: Stage, tmp_pat
     (tmp_path / "elsewhere").rename(tmp_path / "data" / "archive")
     assert "cannot be written" in factory.archive.trouble
     factory.archive.step()
+    with monkeypatch.context() as patch:
+        patch.delattr(factory.archive, "_copying")  # without a record there is nothing to copy
+        factory.archive.step()
     stage.send(jobs, "of the new epoch")
     expected = factory.ship(stage.store)
     assert factory.restored(tmp_path / "new") == expected

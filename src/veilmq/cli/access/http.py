@@ -7,6 +7,7 @@ server refuses a request, the command ends with the server's own message.
 import http.client
 import json
 import re
+import socket
 import ssl
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -306,8 +307,15 @@ class HttpAccess:
                     yield self._said(answer.status, line)
 
     def _wait(self) -> None:
-        """Wait until the answer begins, as long as the server takes other requests. Raises Failure."""
+        """Wait until the answer begins, as long as the server takes other requests. Raises Failure.
+
+        Over TLS until the connection is lost: what comes first may be a session ticket, and only a read can tell.
+        """
         asking = self._connection
+        if isinstance(asking.sock, ssl.SSLSocket):
+            asking.sock.settimeout(None)
+            asking.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            return
         while not select([asking.sock], [], [], _WORK_S)[0]:
             self._connection = _connection(self._admin, announced=self._announced)
             try:

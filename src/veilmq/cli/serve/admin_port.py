@@ -144,16 +144,16 @@ class Connection(HttpToolsProtocol):
             self.cycle.__class__ = _Unframed
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the application. If an answer to an HTTP/1.0 client fails on the way, the connection is reset, or the
-        client would take it for whole."""
+        """Run the application. If an answer to an HTTP/1.0 client fails or ends on the way, the connection is reset, or
+        the client would take it for whole."""
+        exchange = self.cycle
         try:
             await self._application(scope, receive, send)
-        except Exception:
-            if scope["http_version"] == "1.0":
+        finally:
+            if scope["http_version"] == "1.0" and not exchange.response_complete:
                 with suppress(OSError):
                     connected = self.transport.get_extra_info("socket")
                     connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
-            raise
 
     def _refused(self, status: int, reason: str) -> None:
         refusals: RefusalLog = self.app_state[REFUSALS]

@@ -34,6 +34,9 @@ _AGAIN_SECONDS: Final = 0.2
 def verify(given: Mapping[str, Any]) -> Exit:
     """Drive and check, or check a file. Raises Failure."""
     if given["check"] is not None:
+        for option in ("fifo", "dead_letters", "kill", "seed", "log"):
+            if given[option]:
+                raise Failure(Exit.USAGE, f"--{option.replace('_', '-')}: --check drives nothing, leave it out")
         return _check_file(given["check"], given)
     if given["endpoint"] is None:
         raise Failure(Exit.USAGE, "--endpoint: which account? Give its URL, or a log with --check")

@@ -119,6 +119,9 @@ class Archive:
         """Whether this is the last step, which ends its work though the server ends."""
         self._failed = False
         """Whether the spool lacks a record."""
+        self._is_new = False
+        """Whether the epoch began while the store was open, and has no record yet: the tables are of the one before."""
+        self._shipped_at = 0.0
         self.trouble = ""
         """Why nothing can be written at the place; empty: something can."""
         self.uploaded_bytes = 0
@@ -186,6 +189,7 @@ class Archive:
                     self._path = self._folder / f"spool-{self.epoch:016}-{lsn:016}"
                     self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
                     self._size = self._taken = 0
+                self._is_new = False
                 written = os.write(self._file, content)
                 self._size += written
                 self._failed = written != len(content) or self._size > SPOOL_BYTES_MAX
@@ -262,9 +266,17 @@ class Archive:
         """Upload what was acknowledged, and a snapshot if one is due. Raises PlaceFailed, DatabaseFailed, Diverged,
         StoreError, OSError."""
         self.apply_log()
-        began = perf_counter()
         if self._failed:
             self._begin_anew()
+        self._ship()
+        if self._is_new:
+            return
+        if self._state.snapshot != self.epoch or (not self._patient and self._is_due()):
+            self._snapshot()
+
+    def _ship(self) -> None:
+        """Upload what was acknowledged."""
+        began = self._shipped_at = perf_counter()
         self._rotate()
         waiting = sorted(self._folder.glob("spool-*"))
         if sum(path.stat().st_size for path in waiting) > SPOOL_BYTES_MAX:
@@ -285,8 +297,6 @@ class Archive:
                 self._waiting_since = None
             elif self._waiting_since is not None and waiting:
                 self._waiting_since = max(self._waiting_since, began)
-        if self._state.snapshot != self.epoch or (not self._patient and self._is_due()):
-            self._snapshot()
 
     def _begin_anew(self) -> None:
         """The spool lacks a record: what comes from here on is of another epoch."""
@@ -298,7 +308,7 @@ class Archive:
                 left.unlink()
             self.epoch += 1
             self._size = self._taken = 0
-            self._failed = False
+            self._failed, self._is_new = False, True
 
     def _rotate(self) -> None:
         """Close the spool's file, unless a transaction is being committed, or there is nothing in it."""
@@ -334,7 +344,7 @@ class Archive:
             copy = Path(place, DATABASE)
             point = self._copying(self._database, copy, self._go_on)
             if point.position.epoch != self.epoch:
-                return  # nothing was written yet since the epoch began
+                return  # its first record was not in the tables yet
             upload(
                 self._place, state.lineage, copy, point, state_format=0,
                 pace=lambda size: self._go_on(size / BYTES_PER_SECOND),
@@ -360,8 +370,11 @@ class Archive:
                 self._place.remove(f"{self._state.lineage}/{RECORDS}/{segment.name}")
 
     def _go_on(self, seconds: float = 0.0) -> None:
+        """Between two pieces of a snapshot: wait, and upload the records that came meanwhile."""
         if not self._patient and (self._ending.wait(seconds) if seconds else self._ending.is_set()):
             raise Stopped
+        if perf_counter() - self._shipped_at >= self._every_s:
+            self._ship()
 
 
 _ROOM_BYTES: Final = 64 * 1024 * 1024
