@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
+from veilmq.cli.work.command import _Collecting
 from veilmq.client.adapters.connect import connect_account
 from veilmq.client.adapters.embedded import EmbeddedAccount
 from veilmq.client.queue import Account, Queue
+from veilmq.estimate.survival import Sample
 from veilmq.testing.for_each import for_each
 from veilmq.testing.local import VEILMQ, ServerProcess
 
@@ -330,3 +332,10 @@ class TestCalibrate:
         done = veilmq("calibrate", "handlers:timed", "--queue", fill(directory), "--wait", "100ms")
         assert (done.returncode, done.stdout) == (1, "")
         assert "no message came" in done.stderr
+
+    @pytest.mark.parametrize("outcome", ["failed", "dead_lettered", "lost", "unsettled"])
+    def test_only_a_done_message_is_a_finished_run(self, outcome: str) -> None:
+        meter = _Collecting()
+        meter.ended("orders", outcome, 0.2)
+        meter.ended("orders", "done", 3.0)
+        assert meter.samples == [Sample(0.2, False), Sample(3.0, True)]

@@ -227,11 +227,11 @@ class _Collecting:
         self._lock = threading.Lock()
 
     def ended(self, queue: str, outcome: str, seconds: float) -> None:
-        """A done message gives an exact time, a failed or lost one a lower bound; without a handler there is no
-        time."""
+        """A done message gives an exact time, a failed or lost one a lower bound, and so does one that could not be
+        settled: its handler may have failed. Without a handler there is no time."""
         if seconds > 0 and outcome in ("done", "failed", "dead_lettered", "lost", "unsettled"):
             with self._lock:
-                self.samples.append(Sample(seconds, outcome in ("done", "unsettled")))
+                self.samples.append(Sample(seconds, outcome == "done"))
 
     def failed(self, queue: str, call: str, error: str) -> None:
         """Not about times."""
