@@ -1,5 +1,6 @@
 """A keeper that learns: what becomes of messages reaches the plan, and the plan's leases reach the queue."""
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -110,6 +111,23 @@ def test_a_plan_that_raises_when_it_hears_of_lateness_holds_nothing_up(client: E
         keeper.extend_due()
         assert lease.remaining() > 3, "extended"
         lease.delete()
+
+
+def test_a_plan_that_blocks_when_it_hears_of_lateness_holds_no_lock(client: EmbeddedClient, fifo: Queue) -> None:
+    """So the other leases are extended meanwhile."""
+    asked = []
+
+    class Blocking(AdaptiveTimeout):
+        def late(self, seconds: float) -> None:
+            asked.append(other.submit(lambda: keeper.stats).result(5))
+
+    with ThreadPoolExecutor(1) as other, LeaseKeeper(fifo, plan=Blocking(), clock=client.clock) as keeper:
+        fifo.send(job())
+        lease = keeper.register(fifo.receive(lease=15)[0], lease=15)
+        client.pass_time(12)
+        keeper.extend_due()
+        lease.delete()
+    assert len(asked) == 1
 
 
 def test_a_message_that_is_deleted_twice_is_learnt_once(client: EmbeddedClient) -> None:

@@ -51,8 +51,12 @@ def test_a_keeper_of_another_queue_is_refused(stage: Stage) -> None:
 
 def test_a_keeper_of_a_queue_of_the_same_name_elsewhere_is_refused(stage: Stage, tmp_path: Path) -> None:
     with veilmq.connect(f"veil://{tmp_path}/elsewhere?queue=work&create=1") as other, LeaseKeeper(other) as keeper:
-        told = refusal(lambda: stage.worker(stage.note, keeper=keeper))
-    assert told == ("keeper", "it keeps leases of another queue work: make it with the worker's queue object")
+        storage = LocalFile(tmp_path / "state")
+        both = (
+            refusal(lambda: stage.worker(stage.note, keeper=keeper)),
+            refusal(lambda: OrderedReceiver(stage.queue, storage, keeper=keeper)),
+        )
+    assert both == 2 * (("keeper", "it keeps leases of another queue work: make it with this queue object"),)
 
 
 def test_a_keeper_of_another_object_of_the_same_queue_is_taken(stage: Stage) -> None:

@@ -85,6 +85,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     attributes_max: int = ATTRIBUTES_MAX
     """Attributes that every message may have, type and lease hint included; a pattern that adds its own leaves
     fewer."""
+    fields_as_attributes: bool = False
+    """A message's type and its lease hint travel as attributes, and count as such."""
     peek: bool = False
     priorities: bool = False
     ttl: bool = False

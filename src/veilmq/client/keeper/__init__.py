@@ -6,5 +6,19 @@ out (keeper.py). docs/patterns/lease-keeper.md shows a lease's life.
 
 from veilmq.client.keeper.keeper import LeaseKeeper
 from veilmq.client.keeper.lease import KeeperStats, Lease, Loss, Plan, Reason, State
+from veilmq.client.queue import Queue, identity_of
+from veilmq.client.wrapping import innermost
+from veilmq.model.errors import ParameterInvalid
 
-__all__ = ["KeeperStats", "Lease", "LeaseKeeper", "Loss", "Plan", "Reason", "State"]
+__all__ = ["KeeperStats", "Lease", "LeaseKeeper", "Loss", "Plan", "Reason", "State", "check_keeps"]
+
+
+def check_keeps(keeper: LeaseKeeper, queue: Queue) -> None:
+    """Raises ParameterInvalid unless the keeper is open and extends leases of this queue."""
+    keeper.check_open()
+    if keeper.queue.name != queue.name:
+        reason = f"it keeps leases of queue {keeper.queue.name}, not of {queue.name}"
+        raise ParameterInvalid(parameter="keeper", reason=reason)
+    if identity_of(innermost(keeper.queue)) != identity_of(innermost(queue)):
+        reason = f"it keeps leases of another queue {queue.name}: make it with this queue object"
+        raise ParameterInvalid(parameter="keeper", reason=reason)

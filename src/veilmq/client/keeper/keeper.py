@@ -282,8 +282,7 @@ class LeaseKeeper(Closing, OfProcess):
         except LeaseExpired:
             raise
         except LeaseError as error:
-            attempt = getattr(error, "attempt", 0)
-            raise LeaseExpired(sequence=getattr(error, "sequence", 0), attempt=attempt) from error
+            raise LeaseExpired(sequence=getattr(error, "sequence", 0), attempt=getattr(error, "attempt", 0)) from error
         lease.wanted = None
         lease.deadline = now + seconds
         lease.lead = self._decisions.lead_for(seconds)
@@ -291,8 +290,7 @@ class LeaseKeeper(Closing, OfProcess):
 
     def _take_turn(self, lease: Lease) -> None:
         """Wait, holding the lock, until no call with this lease's handle is in progress."""
-        while lease.busy:
-            self._turn.wait()
+        self._turn.wait_for(lambda: not lease.busy)
 
     def check_open(self) -> None:
         """Raises ParameterInvalid if the keeper is closed or belongs to another process."""
@@ -392,17 +390,20 @@ class LeaseKeeper(Closing, OfProcess):
                 self._warn(begun, lengths, before)
                 answers = self._ask(begun, lengths, self.queue.extend)
         finally:
-            now = self.clock.monotonic()
+            now, learnt = self.clock.monotonic(), list[Callable[[], object]]()
             with self._lock:
                 for lease, seconds, answer in zip(begun, lengths, answers, strict=True):
                     if self._learner is not None and isinstance(answer, str):
                         late = now - max(lease.deadline - lease.lead, lease.registered)
-                        self._learn(self._learner.late, late if late > LATE_SECONDS and lease.wanted is None else 0.0)
+                        late = late if late > LATE_SECONDS and lease.wanted is None else 0.0
+                        learnt.append(partial(self._learn, self._learner.late, late))
                     self._decisions.extended(lease, answer, seconds, before, now)
                 self._handed -= 1
                 told = self._after()
                 if self._decisions.next_look() < self._sleeps_until:
                     self._wake.notify()
+            for each in learnt:  # without the lock: what blocks there holds up no other extension
+                each()
             self._tell(told)
 
     def _learn(self, tell: Callable[..., object], *values: object) -> None:
@@ -455,14 +456,14 @@ class LeaseKeeper(Closing, OfProcess):
             if self._on_lost is not None:
                 calls.append(partial(self._on_lost, lease))
             if self._learner is not None and lease.reason in (Reason.EXPIRED, Reason.TAKEN):
-                self._learn(self._learner.lost, lease.message, self.clock.monotonic() - lease.registered)
+                held_s = self.clock.monotonic() - lease.registered
+                calls.append(partial(self._learn, self._learner.lost, lease.message, held_s))
         if not self.renews:
             for call in calls:
                 call()
             return
-        first = lost[0]
         log.log(
-            logging.INFO if first.reason is Reason.CLOSED else logging.WARNING,
+            logging.INFO if (first := lost[0]).reason is Reason.CLOSED else logging.WARNING,
             "queue %s: %d leases lost, first message %s: %s%s",
             self.queue.name, len(lost), first.message.id, first.reason, f" ({first.error})" if first.error else "",
         )  # fmt: skip

@@ -409,6 +409,7 @@ def weakest(all_of: Sequence[Capabilities]) -> Capabilities:
         base64_body=any(each.base64_body for each in all_of),
         attributes=all(each.attributes for each in all_of),
         attributes_max=min(each.attributes_max for each in all_of),
+        fields_as_attributes=any(each.fields_as_attributes for each in all_of),
         peek=all(each.peek for each in all_of),
         priorities=all(each.priorities for each in all_of),
         ttl=all(each.ttl for each in all_of),

@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
-from veilmq.client.messages import ATTRIBUTES_MAX, Extension, Message, named, size_bytes, typed, with_fields
+from veilmq.client.messages import Extension, Message, named, size_bytes, typed, with_fields
 from veilmq.client.queue import Capabilities
 from veilmq.model.errors import CapabilityMissing, MessageTooLarge, ParameterInvalid, ReceiptInvalid
 from veilmq.model.messages import first_forbidden_character
@@ -245,11 +245,8 @@ def transmitted_bytes(message: Message, can: Capabilities) -> int:
     return can.transmitted_bytes(text_bytes(message.body)) + size_bytes(attributes)
 
 
-def sendable(given: str | Message, can: Capabilities, *, fields_as_attributes: bool = False) -> Sendable:
-    """Raises CapabilityMissing, ParameterInvalid, MessageTooLarge, as a queue with these capabilities would.
-
-    fields_as_attributes: the message's type and its lease hint travel as attributes, and count as such.
-    """
+def sendable(given: str | Message, can: Capabilities) -> Sendable:
+    """Raises CapabilityMissing, ParameterInvalid, MessageTooLarge, as a queue with these capabilities would."""
     message = as_message(given)
     if can.native_fifo or message is given:  # a text alone has no fields
         _check_abilities(message, can)
@@ -257,9 +254,9 @@ def sendable(given: str | Message, can: Capabilities, *, fields_as_attributes: b
     raw = text_bytes(message.body)
     if len(raw) < can.body_bytes_min:
         raise ParameterInvalid(parameter="body", reason="must not be empty")
-    values = with_fields(message) if fields_as_attributes and message is given else message.attributes
-    if len(values) > ATTRIBUTES_MAX:
-        raise ParameterInvalid(parameter="attributes", reason=f"at most {ATTRIBUTES_MAX}, not {len(values)}")
+    values = with_fields(message) if can.fields_as_attributes and message is given else message.attributes
+    if len(values) > can.attributes_max:
+        raise ParameterInvalid(parameter="attributes", reason=f"at most {can.attributes_max}, not {len(values)}")
     attributes = {name: named(name, value) for name, value in values.items()}
     total_bytes = can.transmitted_bytes(raw)
     if attributes:

@@ -16,16 +16,16 @@ from typing import Annotated, Any, Final, TypedDict, TypeVar
 
 import msgspec
 
-from veilmq.client.keeper import LeaseKeeper
+from veilmq.client.keeper import LeaseKeeper, check_keeps
 from veilmq.client.keeper.decisions import check_lease
 from veilmq.client.messages import Received
-from veilmq.client.queue import Queue, identity_of
+from veilmq.client.queue import Queue
 from veilmq.client.routed import RoutedQueue
 from veilmq.client.shared import checks
 from veilmq.client.worker.guard import Guard
 from veilmq.client.worker.job.checkpoints import Checkpoints
 from veilmq.client.worker.metrics import Meter
-from veilmq.client.wrapping import Wrapping, innermost
+from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import ParameterInvalid, VeilError
 
 _STEPS: Final = 1 << 30
@@ -226,13 +226,7 @@ def check_queue(options: Options, queue: Queue) -> None:
     """Raises ParameterInvalid if this queue cannot do it, or the keeper cannot hold its messages."""
     capabilities, keeper, wait = queue.capabilities, options["keeper"], options["wait"]
     if isinstance(keeper, LeaseKeeper):
-        keeper.check_open()
-        if keeper.queue.name != queue.name:
-            reason = f"it keeps leases of queue {keeper.queue.name}, not of {queue.name}"
-            raise ParameterInvalid(parameter="keeper", reason=reason)
-        if identity_of(innermost(keeper.queue)) != identity_of(innermost(queue)):
-            reason = f"it keeps leases of another queue {queue.name}: make it with the worker's queue object"
-            raise ParameterInvalid(parameter="keeper", reason=reason)
+        check_keeps(keeper, queue)
     if isinstance(options["dead_letter_queue"], str) and (pattern := _changing_bodies(queue)) is not None:
         reason = f"bodies go through {pattern}, and a name is a bare queue: pass the queue object, in the same pattern"
         raise ParameterInvalid(parameter="dead_letter_queue", reason=reason)

@@ -108,6 +108,7 @@ def capabilities_of(base64: bool) -> Capabilities:
         retention_below_delay=True,
         base64_body=base64,
         attributes=True,
+        fields_as_attributes=True,
         peek=True,
         priorities=True,
         native_topics=True,

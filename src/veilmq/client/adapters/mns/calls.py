@@ -333,7 +333,7 @@ class Entry(msgspec.Struct, gc=False):
 
 def entry_of(given: str | Message, capabilities: Capabilities) -> Entry:
     """Raises CapabilityMissing, ParameterInvalid, MessageTooLarge."""
-    message, raw, attributes, total_bytes = sendable(given, capabilities, fields_as_attributes=True)
+    message, raw, attributes, total_bytes = sendable(given, capabilities)
     for name in attributes:
         if SystemPropertyName.is_valid(name) and name not in TRACING:
             raise ParameterInvalid(parameter=f"attributes[{name!r}]", reason="is the service's own")

@@ -59,6 +59,7 @@ def capabilities_of(name: str, wait_max: float = _WAIT_MAX) -> Capabilities:
         delay_max=0 if fifo else 900,
         batch_extend=True,
         attributes=True,
+        fields_as_attributes=True,
         groups=True,
         native_fifo=fifo,
         lease_hints=True,

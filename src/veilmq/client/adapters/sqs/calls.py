@@ -239,7 +239,7 @@ class Entry(msgspec.Struct, gc=False):
 
 def entry_of(given: str | Message, capabilities: Capabilities) -> Entry:
     """Raises CapabilityMissing, ParameterInvalid, MessageTooLarge."""
-    message, _, attributes, total_bytes = sendable(given, capabilities, fields_as_attributes=True)
+    message, _, attributes, total_bytes = sendable(given, capabilities)
     members: dict[str, Any] = {"MessageBody": message.body}
     if attributes:
         members["MessageAttributes"] = {name: _value(*each) for name, each in attributes.items()}

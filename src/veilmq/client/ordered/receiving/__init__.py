@@ -18,7 +18,7 @@ import msgspec
 
 from veilmq.client.clock import SYSTEM, Clock, sleeping_by
 from veilmq.client.errors import GapFound
-from veilmq.client.keeper import LeaseKeeper
+from veilmq.client.keeper import LeaseKeeper, check_keeps
 from veilmq.client.ordered.numbering import ReceiverState, Side, check_queue, decode, marking_of
 from veilmq.client.ordered.receiving.intake import Intake
 from veilmq.client.ordered.receiving.reorder import (
@@ -106,7 +106,7 @@ class OrderedReceiver(Side):
         self._keeper = keeper or LeaseKeeper(
             queue, visibility_timeout=lease, interval=lease / 3, minimal_life=lease / 6, clock=clock
         )
-        self._keeper.check_open()
+        check_keeps(self._keeper, queue)
         self._own_keeper = keeper is None
         self._changed = sleeping_by(clock, threading.Condition())
         self._acks = threading.Lock()
