@@ -241,7 +241,7 @@ def test_a_command_waits_for_a_copy_and_a_check_as_long_as_the_server_answers(
         assert enough.wait(30)
         return check(reader, step)
 
-    monkeypatch.setattr(access_http, "_WORK_S", 1.0)
+    monkeypatch.setattr(access_http, "_LOOK_S", 0.1)
     monkeypatch.setattr(app, "_BEAT_S", 0.1)
     monkeypatch.setattr(HttpAccess, "_look_for_life", seen)
     monkeypatch.setattr(SqliteReader, "backup", late_copy)

@@ -27,6 +27,7 @@ def as_role(pair: Pair, **changed: str) -> Postgres:
     [
         (lambda pair: Postgres("postgresql://me:secret@[host"), "no connection string(?!.*secret)"),
         (lambda pair: Postgres("postgresql://db1,db2/veilmq?port=1,2,3"), "as many ports"),
+        (lambda pair: Postgres("postgresql://db1/veilmq?port=1,2"), "as many ports"),
         (lambda pair: as_role(pair, sslmode="mostly"), "correct the connection string"),
         (lambda pair: as_role(pair, host="/nowhere"), "cannot be reached"),
         (lambda pair: as_role(pair, user="nobody"), "correct the role"),

@@ -16,7 +16,7 @@ from tests.support.sqlite import SMALL, SqliteFactory, store_of
 from veilmq.model.errors import StoreFailed, StoreUnknown
 from veilmq.store.directory import DatabaseDamaged, DatabaseFailed, DatabaseUnusable
 from veilmq.store.log import Diverged
-from veilmq.store.sqlite import disk
+from veilmq.store.sqlite import disk, tools
 from veilmq.store.sqlite.disk import connect, schema
 from veilmq.store.sqlite.follower import SqliteFollower
 from veilmq.store.sqlite.repair.repair import repair
@@ -245,3 +245,18 @@ def test_without_sqlites_extensions_files_have_none_and_others_are_refused(
 def test_other_databases_of_the_process_have_none(tmp_path: Path) -> None:
     with closing(apsw.Connection(str(tmp_path / "theirs.db"))) as connection:
         assert connection.open_vfs == "unix"
+
+
+def test_a_check_of_the_file_takes_steps_and_can_be_ended(closed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes minutes for a large one: an archive goes on meanwhile, and who has asked for it may leave."""
+    monkeypatch.setattr(tools, "_STEPS", 100)
+    steps: list[str] = []
+
+    def step(stage: str, done: int, total: int) -> None:
+        steps.append(stage)
+        if len(steps) > 5:
+            raise ConnectionAbortedError
+
+    with pytest.raises(ConnectionAbortedError):
+        check(closed / "veilmq.db", step)
+    assert steps == 6 * ["file"]

@@ -7,7 +7,6 @@ server refuses a request, the command ends with the server's own message.
 import http.client
 import json
 import re
-import socket
 import ssl
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -33,8 +32,9 @@ if TYPE_CHECKING:
 _ANSWER_S: Final = 10.0
 """Timeout of a connection, and of an answer beyond the wait that the command asks for."""
 _WORK_S: Final = 100.0
-"""Timeout of an answer that may need much work, and between the parts of a long one. A backup begins when it is made:
-who waits for it looks so often whether the server is alive."""
+"""Timeout of an answer that may need much work, and between the parts of a long one."""
+_LOOK_S: Final = 100.0
+"""A backup begins when it is made: who waits for it looks so often whether the server is alive."""
 _WORKERS_MAX: Final = 10_000
 _MUCH_WORK: Final = frozenset({"purge", "remove", "move"})
 _PIECE_BYTES: Final = 256 * 1024
@@ -283,8 +283,10 @@ class HttpAccess:
         self._look_for_life()
         with self._failures(_WORK_S):
             self._request("POST", path, b"{}", self._headers, _WORK_S)
+            connected = self._connection.sock
             self._wait()
             answer = self._answered()
+            connected.settimeout(_WORK_S)
         with answer:
             total, done = self._number(answer, "content-length"), 0
             while done < total:
@@ -313,10 +315,12 @@ class HttpAccess:
         """
         asking = self._connection
         if isinstance(asking.sock, ssl.SSLSocket):
+            from veilmq.server.cluster.admin import keep_alive
+
             asking.sock.settimeout(None)
-            asking.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            keep_alive(asking.sock)
             return
-        while not select([asking.sock], [], [], _WORK_S)[0]:
+        while not select([asking.sock], [], [], _LOOK_S)[0]:
             self._connection = _connection(self._admin, announced=self._announced)
             try:
                 self._look_for_life()

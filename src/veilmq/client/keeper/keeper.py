@@ -402,9 +402,9 @@ class LeaseKeeper(Closing, OfProcess):
                 told = self._after()
                 if self._decisions.next_look() < self._sleeps_until:
                     self._wake.notify()
-            for each in learnt:  # without the lock: what blocks there holds up no other extension
-                each()
             self._tell(told)
+            for each in learnt:  # without the lock, which what blocks there would hold
+                each()
 
     def _learn(self, tell: Callable[..., object], *values: object) -> None:
         """Tell the plan. Its errors hold nothing up."""

@@ -361,8 +361,9 @@ def _hosts(given: dict[str, Any]) -> list[dict[str, str]]:
         name: str(given[name]).split(",") for name in ("host", "hostaddr", "port") if given.get(name)
     }
     count = max((len(values) for values in lists.values()), default=1)
-    if not {len(values) for values in lists.values()} <= {1, count}:
-        raise Unfit("the connection string names several hosts: name as many ports, or one port for all")
+    hosts = max((len(values) for name, values in lists.items() if name != "port"), default=1)
+    if any(len(values) != (1 if name == "port" and len(values) == 1 else hosts) for name, values in lists.items()):
+        raise Unfit("the connection string must name as many ports as hosts, or one port for all")
     return [
         {name: values[number if len(values) > 1 else 0] for name, values in lists.items()} for number in range(count)
     ]

@@ -10,10 +10,11 @@ The owner sees the address and the scheme of the client in a header of ours, whi
 
 import asyncio
 import json
+import socket
 import ssl
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import httptools
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -55,12 +56,21 @@ class Owner(NamedTuple):
     writer: asyncio.StreamWriter
 
 
+def keep_alive(connected: Any) -> None:
+    """Notice within a minute that the peer's machine is gone, however long an answer takes. connected: a socket."""
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, name):
+            connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
 async def connect(address: tuple[str, int], handshake: Handshake, context: ssl.SSLContext | None) -> Owner:
     """Connect to a peer port, for an admin request. Raises Unreached."""
     writer = None
     try:
         async with asyncio.timeout(HANDSHAKE_SECONDS):
             reader, writer = await asyncio.open_connection(*address, ssl=context)
+            keep_alive(writer.get_extra_info("socket"))  # an answer may take long, and the owner's machine be gone
             await _shake(Owner(reader, writer), handshake)
             return Owner(reader, writer)
     except (OSError, EOFError, TimeoutError, Refusal) as error:

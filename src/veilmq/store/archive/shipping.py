@@ -373,7 +373,7 @@ class Archive:
         """Between two pieces of a snapshot: wait, and upload the records that came meanwhile."""
         if not self._patient and (self._ending.wait(seconds) if seconds else self._ending.is_set()):
             raise Stopped
-        if perf_counter() - self._shipped_at >= self._every_s:
+        if not self._failed and perf_counter() - self._shipped_at >= self._every_s:
             self._ship()
 
 

@@ -40,6 +40,8 @@ from veilmq.store.sqlite.tools.books import Books, Recorded, incarnations
 from veilmq.store.sqlite.upkeep.snapshots import newest
 
 _ROWS_STEP: Final = 500
+_STEPS: Final = 1_000_000
+"""Of SQLite's machine between two looks: some tens of milliseconds."""
 _LOADED: Final[dict[str, tuple[str, Any]]] = {
     "queue": ("SELECT name, account || region, settings FROM queue", SETTINGS_DECODER),
     "topic": ("SELECT name, account || region, settings FROM topic", msgspec.msgpack.Decoder(TopicSettings)),
@@ -131,9 +133,17 @@ def _check_file(database: Path, connection: apsw.Connection, report: Report, pro
     """SQLite's own check of pages, indexes and constraints. Returns whether the tables can be read."""
     progress("file", 0, 1)
     report.page_checksums = schema.has_checksums(connection) and connection.open_vfs == schema.CHECKING
+
+    def go_on() -> bool:
+        progress("file", 0, 1)
+        return False
+
     with closing(open_reader(database, Options())) as verifying:
+        for each in (verifying, connection):
+            each.set_progress_handler(go_on, _STEPS)
         strict = _integrity(verifying)
     found = strict if strict == ["ok"] else _integrity(connection)
+    connection.set_progress_handler(None)
     progress("file", 1, 1)
     for text in found:
         if text != "ok":
