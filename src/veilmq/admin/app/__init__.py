@@ -398,10 +398,15 @@ async def _steps(work: Callable[[Step], dict[str, Any]], copies: Copies) -> Asyn
     loop = asyncio.get_running_loop()
     steps: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
     left = threading.Event()
+    last: tuple[str, int, int] | None = None
 
     def step(stage: str, done: int, total: int) -> None:
+        nonlocal last
         if left.is_set():
             raise ConnectionAbortedError("the client hung up")
+        if (stage, done, total) == last:
+            return
+        last = stage, done, total
         if steps.qsize() < _STEPS_KEPT_MAX:
             loop.call_soon_threadsafe(steps.put_nowait, {"stage": stage, "done": done, "total": total})
         # Reading row by row takes the interpreter back before the loop gets it, so yield to the loop.

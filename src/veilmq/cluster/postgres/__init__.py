@@ -360,9 +360,8 @@ def _hosts(given: dict[str, Any]) -> list[dict[str, str]]:
     lists: dict[str, Sequence[str]] = {
         name: str(given[name]).split(",") for name in ("host", "hostaddr", "port") if given.get(name)
     }
-    count = max((len(values) for values in lists.values()), default=1)
-    hosts = max((len(values) for name, values in lists.items() if name != "port"), default=1)
-    if any(len(values) != (1 if name == "port" and len(values) == 1 else hosts) for name, values in lists.items()):
+    count = max((len(values) for name, values in lists.items() if name != "port"), default=1)
+    if any(len(values) != count for name, values in lists.items() if name != "port" or len(values) > 1):
         raise Unfit("the connection string must name as many ports as hosts, or one port for all")
     return [
         {name: values[number if len(values) > 1 else 0] for name, values in lists.items()} for number in range(count)

@@ -119,8 +119,6 @@ class Archive:
         """Whether this is the last step, which ends its work though the server ends."""
         self._failed = False
         """Whether the spool lacks a record."""
-        self._is_new = False
-        """Whether the epoch began while the store was open, and has no record yet: the tables are of the one before."""
         self._shipped_at = 0.0
         self.trouble = ""
         """Why nothing can be written at the place; empty: something can."""
@@ -189,7 +187,6 @@ class Archive:
                     self._path = self._folder / f"spool-{self.epoch:016}-{lsn:016}"
                     self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
                     self._size = self._taken = 0
-                self._is_new = False
                 written = os.write(self._file, content)
                 self._size += written
                 self._failed = written != len(content) or self._size > SPOOL_BYTES_MAX
@@ -269,9 +266,9 @@ class Archive:
         if self._failed:
             self._begin_anew()
         self._ship()
-        if self._is_new:
-            return
-        if self._state.snapshot != self.epoch or (not self._patient and self._is_due()):
+        # An epoch that began while the store was open has no snapshot before its first record.
+        has_begun = self._state.end.epoch == self.epoch
+        if has_begun and (self._state.snapshot != self.epoch or (not self._patient and self._is_due())):
             self._snapshot()
 
     def _ship(self) -> None:
@@ -308,7 +305,7 @@ class Archive:
                 left.unlink()
             self.epoch += 1
             self._size = self._taken = 0
-            self._failed, self._is_new = False, True
+            self._failed = False
 
     def _rotate(self) -> None:
         """Close the spool's file, unless a transaction is being committed, or there is nothing in it."""
