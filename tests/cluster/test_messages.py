@@ -47,9 +47,10 @@ class Servers(SqliteFactory):
         """Bring a directory to the end of the log."""
         with closing(SqliteFollower(path, SMALL)) as follower:
             while follower.position != end:
-                for lsn, epoch, record in self.reader.read(follower.position, limit=7):
-                    follower.apply(lsn, epoch, record)
-                    assert follower.position == Position(lsn, epoch, checksum(record))
+                entries = self.reader.read(follower.position, limit=7)
+                follower.apply(entries)
+                lsn, epoch, record = entries[-1]
+                assert follower.position == Position(lsn, epoch, checksum(record))
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Iterator
-from contextlib import closing, nullcontext
+from contextlib import closing
 from pathlib import Path
 
 import apsw
@@ -18,7 +18,7 @@ from veilmq.model.outcomes import Deleted
 from veilmq.model.settings.access import Share
 from veilmq.model.settings.queue import QueueKey
 from veilmq.store.directory import NotOurs
-from veilmq.store.log import AppendUnknown, Changed, Diverged, FormatUnknown, NotAppended, NotOwner, Record
+from veilmq.store.log import AppendUnknown, Changed, Diverged, Entry, FormatUnknown, NotAppended, NotOwner, Record
 from veilmq.store.sqlite import effects
 from veilmq.store.sqlite.batch.memtable import BATCHES_MAX
 from veilmq.store.sqlite.disk import connect, schema
@@ -57,13 +57,10 @@ class MemoryLog:
 
     def bring(self, follower: SqliteFollower) -> None:
         """Apply what the follower lacks."""
-        lacking = [(lsn, *entry) for lsn, entry in enumerate(self.records, 1) if lsn > follower.position.lsn]
+        lacking = [Entry(lsn, *entry) for lsn, entry in enumerate(self.records, 1) if lsn > follower.position.lsn]
         while lacking:
-            count = 3 if follower.position.lsn else 1
-            with follower.together() if count > 1 else nullcontext():
-                for entry in lacking[:count]:
-                    follower.apply(*entry)
-            del lacking[:count]
+            follower.apply(lacking[:3])
+            del lacking[:3]
 
 
 class LoggedFactory(SqliteFactory):
@@ -343,10 +340,10 @@ class TestFollower:
             why = "rows of"
         before, queues = follower.position, self.queues(follower)
         with pytest.raises(Diverged, match=why):
-            follower.apply(lsn, epoch, msgspec.msgpack.encode(record))
+            follower.apply([Entry(lsn, epoch, msgspec.msgpack.encode(record))])
         assert (follower.position, self.queues(follower)) == (before, queues)
         if case == "changed row":
-            follower.apply(lsn, epoch, packed, forced=True)
+            follower.apply([Entry(lsn, epoch, packed)], forced=lsn)
             equal(store_of(stage), follower)
 
     def test_it_has_diverged_from_what_is_shipped_plainly(
@@ -361,22 +358,26 @@ class TestFollower:
         assert (record.patch, record.change) == (b"", b"")
         assert record.plain is not None
         before = follower.position
+        place = record.plain.history[0]
         rows = (
-            ("UPDATE mark SET offset = offset + 1", "changed 2 rows of 3"),
-            (f"INSERT INTO history SELECT {record.plain.history[0]}, 1, 1, 1, 1, x'90'", "UNIQUE"),
-            (f"INSERT INTO memtable VALUES ({record.plain.history[0]}, x'90')", "UNIQUE"),
+            ("UPDATE mark SET offset = offset + 1", "the mark is not at", "UPDATE mark SET offset = offset - 1"),
+            (
+                f"INSERT INTO history SELECT {place}, 1, 1, 1, 1, x'90'",
+                "UNIQUE",
+                f"DELETE FROM history WHERE offset = {place}",
+            ),
+            (f"INSERT INTO memtable VALUES ({place}, x'90')", "UNIQUE", f"DELETE FROM memtable WHERE offset = {place}"),
         )
-        for wrong, why in (*rows, ("DROP TABLE history", "no such table")):
-            follower._connection.execute("SAVEPOINT wrong")
+        gone = ("ALTER TABLE history RENAME TO gone", "no such table", "ALTER TABLE gone RENAME TO history")
+        for wrong, why, undo in (*rows, gone):
             follower._connection.execute(wrong)
             with pytest.raises(Diverged, match=why):
-                follower.apply(lsn, epoch, packed)
+                follower.apply([Entry(lsn, epoch, packed)])
             assert follower.position == before
-            follower._connection.execute("ROLLBACK TO wrong")
-            follower._connection.execute("RELEASE wrong")
-        for wrong, _ in rows:
+            follower._connection.execute(undo)
+        for wrong, _, _ in rows:
             follower._connection.execute(wrong)
-        follower.apply(lsn, epoch, packed, forced=True)
+        follower.apply([Entry(lsn, epoch, packed)], forced=lsn)
         equal(store_of(stage), follower)
 
     def queues(self, follower: SqliteFollower) -> object:
@@ -391,16 +392,32 @@ class TestFollower:
             stage.send(more, str(number))
         (epoch, good), (_, bad) = factory.log.records[before], factory.log.records[before + 2]
 
-        def together() -> None:
-            with follower.together():
-                follower.apply(before + 1, epoch, good)
-                follower.apply(before + 2, epoch, bad)
-
         with pytest.raises(Diverged, match="does not continue"):
-            together()
+            follower.apply([Entry(before + 1, epoch, good), Entry(before + 2, epoch, bad)])
         with closing(connect(follower.directory.database)) as reading:
             assert reading.execute("SELECT lsn FROM log_position").get == before + 1
         factory.log.bring(follower)
+        equal(store_of(stage), follower)
+
+    def test_one_that_does_not_fit_is_found_among_others_that_are_written_as_one(
+        self, factory: LoggedFactory, follower: SqliteFollower, stage: Stage
+    ) -> None:
+        jobs, more = (stage.create(name) for name in ("written", "wrong here"))
+        factory.log.bring(follower)
+        before = follower.position.lsn
+        numbers = {info.key: number for number, info in follower.queues().items() if info is not None}
+        for key, timeout_us in ((jobs, 1_000_000), (more, 2_000_000), (jobs, 3_000_000)):
+            stage.change(key, visibility_timeout_us=timeout_us)
+        follower._connection.execute("UPDATE queue SET modified = 1 WHERE incarnation = ?", (numbers[more],))
+        lacking = [Entry(lsn, *factory.log.records[lsn - 1]) for lsn in range(before + 1, before + 4)]
+        with pytest.raises(Diverged, match="DATA: UPDATE in queue"):
+            follower.apply(lacking)
+        assert follower.position.lsn == before + 1
+        found = follower.queues()[numbers[jobs]]
+        assert found is not None
+        assert found.settings.visibility_timeout_us == 1_000_000
+        changed = follower.apply(lacking[1:], forced=before + 2)
+        assert changed.queues == {numbers[jobs], numbers[more]}
         equal(store_of(stage), follower)
 
     def test_a_copy_goes_on_from_its_last_record(
@@ -441,7 +458,7 @@ def test_a_follower_says_which_queues_were_changed(
     def changed() -> set[int]:
         lsn = follower.position.lsn + 1
         epoch, record = factory.log.records[lsn - 1]
-        found = follower.apply(lsn, epoch, record)
+        found = follower.apply([Entry(lsn, epoch, record)])
         assert not found.shared
         return found.queues
 
@@ -493,7 +510,7 @@ class TestFormats:
     def test_followers_of_both_releases_go_on(self, tmp_path: Path, factory: LoggedFactory, log: MemoryLog) -> None:
         with closing(SqliteFollower(tmp_path / "follower", SMALL)) as follower:
             for lsn, (epoch, record) in enumerate(log.records, 1):
-                follower.apply(lsn, epoch, record)
+                follower.apply([Entry(lsn, epoch, record)])
                 decoded = msgspec.msgpack.decode(record, type=Record)
                 assert follower.format == decoded.schema
             assert follower.format == schema.VERSION
@@ -523,7 +540,7 @@ class TestFormats:
 
     def test_a_copy_of_older_tables_is_checked_as_such(self, tmp_path: Path, log: MemoryLog, later: int) -> None:
         with closing(SqliteFollower(tmp_path / "follower", SMALL)) as follower:
-            follower.apply(1, 1, log.records[0][1])
+            follower.apply([Entry(1, 1, log.records[0][1])])
             assert follower.format == later - 1
             assert follower.copy(tmp_path / "copy.db").position.lsn == 1
 
@@ -535,7 +552,7 @@ def test_a_follower_says_that_what_all_share_was_changed(
     assert follower.shared() == {}
     stage.do(Share(name="token", value=b"secret"))
     lsn = follower.position.lsn + 1
-    assert follower.apply(lsn, *factory.log.records[lsn - 1]) == Changed(set(), shared=True)
+    assert follower.apply([Entry(lsn, *factory.log.records[lsn - 1])]) == Changed(set(), shared=True)
     assert follower.shared() == {"token": b"secret"}
 
 

@@ -1,10 +1,10 @@
-"""A SQLite store with two followers: one gets the records of its log, the other each batch's commands.
+"""A SQLite store with three followers: two get the records of its log, the third each batch's commands.
 
 Strategy: the store's log is in memory, and applies each record to a follower as it is appended. The tables of both
 files must be equal after each commit that was a transaction, and after every third of the others: until then the
-owner's file lacks them.
+owner's file lacks them. The late follower applies the same records many at a time, as one that is behind does.
 
-The other follower, the twin, is a store of its own. It applies the same commands at the same instants, with the ids
+The third follower, the twin, is a store of its own. It applies the same commands at the same instants, with the ids
 that the owner drew, and must give the same outcomes and the same tables: a batch depends on nothing else.
 """
 
@@ -21,7 +21,7 @@ from veilmq.model.commands import AnyCommand
 from veilmq.model.instant import Instant
 from veilmq.model.outcomes import Applied
 from veilmq.store import Options, Store
-from veilmq.store.log import Diverged
+from veilmq.store.log import Diverged, Entry
 from veilmq.store.sqlite.batch.memtable import BATCHES_MAX
 from veilmq.store.sqlite.disk import connect
 from veilmq.store.sqlite.effects import LOCAL
@@ -35,16 +35,21 @@ class FollowedLog:
     def __init__(self, path: Path, options: Options) -> None:
         self.epoch = 1
         self.follower: SqliteFollower | None = SqliteFollower(path, options)
+        self.late = SqliteFollower(_late_of(path), options)
+        self.waiting: list[Entry] = []
+        """What the late follower has not applied."""
         self.records = 0
-        self.latest = deque[tuple[int, int, bytes]](maxlen=2 * BATCHES_MAX)
-        """The last records, as `SqliteFollower.apply` takes them."""
+        self.latest = deque[Entry](maxlen=2 * BATCHES_MAX)
+        """The last records."""
 
     def append(self, lsn: int, record: bytes) -> None:
         """See `Log.append`. Raises Diverged too."""
         if self.follower is not None:
-            self.follower.apply(lsn, self.epoch, record)
+            entry = Entry(lsn, self.epoch, record)
+            self.follower.apply([entry])
             self.records += 1
-            self.latest.append((lsn, self.epoch, record))
+            self.latest.append(entry)
+            self.waiting.append(entry)
 
     def send(self, lsn: int, record: bytes) -> int | None:
         """See `Log.send`: `append` does it all."""
@@ -57,10 +62,17 @@ class FollowedLog:
         """Raises Diverged if a table differs from the owner's."""
         if self.follower is not None:
             compare(owner, self.follower._connection)
+            if len(self.waiting) >= TOGETHER:
+                self.late.apply(self.waiting)
+                self.waiting = []
+                compare(owner, self.late._connection)
 
     def close(self) -> None:
         """Ship nothing more."""
         if self.follower is not None:
+            self.late.apply(self.waiting)
+            compare(self.follower._connection, self.late._connection)
+            self.late.close()
             self.follower.close()
             self.follower = None
 
@@ -84,6 +96,8 @@ Apply = Callable[[Sequence[AnyCommand], Instant], Applied]
 TwinsApply = Callable[[SqliteStore, Sequence[AnyCommand], Instant], Applied]
 
 
+TOGETHER: Final = 12
+"""Records that the late follower applies at once."""
 _IDS: Final = 4_096
 """More than a batch draws."""
 
@@ -163,6 +177,10 @@ def _follower_of(path: Path) -> Path:
     return path.with_name(f"{path.name}-follower")
 
 
+def _late_of(follower: Path) -> Path:
+    return follower.with_name(f"{follower.name}-late")
+
+
 def _twin_of(path: Path) -> Path:
     return path.with_name(f"{path.name}-twin")
 
@@ -179,12 +197,10 @@ def _copied_directory(path: Path, connection: apsw.Connection) -> Path:
     return twin
 
 
-def bring(path: Path, records: Iterable[tuple[int, int, bytes]]) -> None:
+def bring(path: Path, records: Iterable[Entry]) -> None:
     """Apply what a closed owner's file lacks of these records."""
     with closing(SqliteFollower(path, SMALL)) as owner:
-        for lsn, epoch, record in records:
-            if lsn > owner.position.lsn:
-                owner.apply(lsn, epoch, record)
+        owner.apply([each for each in records if each.lsn > owner.position.lsn])
 
 
 class FollowedFactory(SqliteFactory):
@@ -209,6 +225,7 @@ class FollowedFactory(SqliteFactory):
         super().damage(sequence)
         with closing(connect(self.path / "veilmq.db")) as owner:
             body = owner.execute("SELECT body FROM message WHERE sequence = ?", (sequence,)).get
-        for path in (_follower_of(self.path), _twin_of(self.path)):
+        follower = _follower_of(self.path)
+        for path in (follower, _late_of(follower), _twin_of(self.path)):
             with closing(connect(path / "veilmq.db")) as other:
                 other.execute("UPDATE message SET body = ? WHERE sequence = ?", (body, sequence))

@@ -13,7 +13,7 @@ the clocks of two machines are an hour apart.
 import logging
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack, closing, nullcontext, suppress
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
@@ -33,7 +33,7 @@ from veilmq.model.errors import StoreUnknown
 from veilmq.model.settings.queue import QueueInfo
 from veilmq.store.directory import COMMITTED, DATABASE, REDO, DatabaseUnusable
 from veilmq.store.files import durable_write
-from veilmq.store.log import Diverged, Follower, FormatUnknown, NotOwner, SnapshotBad
+from veilmq.store.log import TOGETHER, Diverged, Follower, FormatUnknown, NotOwner, SnapshotBad
 
 POLL_SECONDS: Final = 0.03
 """How often a follower looks for new records and for the owner's sign of life."""
@@ -43,8 +43,6 @@ FULL_SECONDS: Final = 1.0
 """How long it waits for space on its disk before it looks again."""
 LOOKS_BETWEEN_TELLING: Final = 30
 """After so many looks it tells the cluster that it is there."""
-BATCH: Final = 64
-"""Records that a follower applies in one transaction, if so many are there."""
 MEMBER_FILE: Final = "cluster.json"
 SEEN_FILE: Final = "lease-clock.json"
 _COPY: Final = (f"{DATABASE}-wal", f"{DATABASE}-shm", DATABASE, REDO, COMMITTED)
@@ -388,20 +386,14 @@ class Copy:
             entries = reader.read_on(follower.position)
             more = bool(entries)
             while entries:
-                queues, shared = set[int](), False
-                count = BATCH if follower.position.lsn else 1  # the first record may change what the tables are
-                with follower.together() if count > 1 else nullcontext():
-                    for entry in entries[:count]:
-                        forced = entry.lsn == self._forced_at
-                        changed = follower.apply(entry.lsn, entry.epoch, entry.record, forced=forced)
-                        if forced:
-                            self.doubted_epoch = entry.epoch
-                        queues |= changed.queues
-                        shared = shared or changed.shared
-                del entries[:count]
-                if queues and not self._is_behind:
-                    self._watch.learnt(follower.queues(queues))
-                if shared and not self._is_behind:
+                part, entries = entries[:TOGETHER], entries[TOGETHER:]
+                for entry in part:
+                    if entry.lsn == self._forced_at:
+                        self.doubted_epoch = entry.epoch
+                changed = follower.apply(part, forced=self._forced_at)
+                if changed.queues and not self._is_behind:
+                    self._watch.learnt(follower.queues(changed.queues))
+                if changed.shared and not self._is_behind:
                     self._watch.shared(follower.shared())
                 self.lsn = follower.position.lsn
             if self._is_behind and not more:

@@ -24,6 +24,11 @@ from veilmq.model.settings.queue import QueueInfo
 from veilmq.store.directory import DATABASE, DataDirectory, SchemaRefused
 from veilmq.store.reader import View
 
+TOGETHER: Final = 64
+"""Records that a follower applies in one transaction, if so many are there."""
+TOGETHER_BYTES: Final = 16 * 1024 * 1024
+"""Fewer, if they have more bytes than this."""
+
 
 class Record(msgspec.Struct, frozen=True, array_like=True):
     """What one transaction changed, as it is kept in the log."""
@@ -158,16 +163,14 @@ class Follower(Protocol):
         """Where the data is."""
         ...
 
-    def apply(self, lsn: int, epoch: int, record: bytes, *, forced: bool = False) -> Changed:
-        """Apply the next record. forced: also if rows here are not what they were at the owner, which is wrong.
+    def apply(self, entries: Sequence[Entry], *, forced: int = 0) -> Changed:
+        """Apply the next records, in one transaction: several take less work than one at a time.
 
-        Raises Diverged, FormatUnknown, with nothing changed; StoreUnknown: close it, and open it again.
+        forced: number of the record that is applied also if rows here are not what they were at the owner, which is
+        wrong.
+        Raises Diverged, FormatUnknown: those before the record that does not fit stay, and it changes nothing;
+        StoreUnknown: close it, and open it again.
         """
-        ...
-
-    def together(self) -> AbstractContextManager[None]:
-        """What is applied in the block becomes one transaction, which takes less work. A record that fails changes
-        nothing, those before it stay. Not for the first record of all. Raises Diverged and StoreUnknown at its end."""
         ...
 
     def queues(self, incarnations: Iterable[int] | None = None) -> dict[int, QueueInfo | None]:
@@ -267,14 +270,9 @@ def restore(source: Source, to: Instant | None, directory: Path, open_follower: 
             lsn=begun.position.lsn, clock=begun.clock, snapshot=begun.position.lsn, records=0, damaged=damaged
         )
         try:
-            for entry, clock in _until(to, _decoded(source.records(begun.position)), restored):
-                try:
-                    follower.apply(*entry)
-                except Diverged as error:  # this state is of the log alone: the owner's was damaged
-                    follower.apply(*entry, forced=True)
-                    damaged.append(f"record {entry.lsn} was applied, though its owner had other rows: {error}")
-                restored.lsn, restored.clock = entry.lsn, max(restored.clock, clock)
-                restored.records += 1
+            rest = _until(to, _decoded(source.records(begun.position)), restored)
+            for part in _parts(rest):
+                _apply(follower, part, restored)
         except (RecordsEnd, Diverged) as error:
             if not restored.lsn:
                 raise SourceUnusable(f"{error}, and no snapshot from before can be read") from error
@@ -282,6 +280,47 @@ def restore(source: Source, to: Instant | None, directory: Path, open_follower: 
     if not restored.clock:
         raise SourceUnusable("there is nothing from before that instant" if restored.goes_on else "it is empty")
     return restored
+
+
+def _parts(entries: Iterator[tuple[Entry, Instant]]) -> Iterator[list[tuple[Entry, Instant]]]:
+    """What a follower applies together, also of what comes before RecordsEnd."""
+    part: list[tuple[Entry, Instant]] = []
+    size = 0
+    try:
+        for each in entries:
+            part.append(each)
+            size += len(each[0].record)
+            if len(part) == TOGETHER or size > TOGETHER_BYTES:
+                yield part
+                part, size = [], 0
+    except RecordsEnd:
+        if part:
+            yield part
+        raise
+    if part:
+        yield part
+
+
+def _apply(follower: Follower, part: list[tuple[Entry, Instant]], restored: Restored) -> None:
+    """Apply these records; `restored` says how far that came. Raises Diverged if one does not continue another."""
+
+    def came(to: int) -> None:
+        for entry, clock in part[:to]:
+            restored.lsn, restored.clock = entry.lsn, max(restored.clock, clock)
+            restored.records += 1
+        del part[:to]
+
+    while part:
+        try:
+            follower.apply([entry for entry, _ in part])
+        except Diverged as error:  # this state is of the log alone: the owner's was damaged
+            came(sum(entry.lsn <= follower.position.lsn for entry, _ in part))
+            bad = part[0][0]
+            follower.apply([bad], forced=bad.lsn)
+            restored.damaged.append(f"record {bad.lsn} was applied, though its owner had other rows: {error}")
+            came(1)
+        else:
+            came(len(part))
 
 
 def _begin(source: Source, to: Instant | None, directory: Path, damaged: list[str]) -> Point:

@@ -1,4 +1,4 @@
-"""What a transaction changed: taken on the owner, kept in a log, applied by followers.
+"""What a transaction changed: taken on the owner, for a log from which followers apply it (follower/applying.py).
 
 Strategy: SQLite's session extension records the rows that a transaction changed. A patchset holds those of the tables
 with bodies and events, which are inserted and deleted, but not updated; a changeset would hold each body twice. A
@@ -9,7 +9,7 @@ See docs/decisions/0027-effects.md.
 
 Before changing it: a session says nothing about what it skips. It skips a table without a primary key, a row that is
 inserted and deleted again, and a `DELETE` without WHERE that was compiled before the connection had any session. And
-SQLite skips a table that the follower does not have. So `apply` counts the changes.
+SQLite skips a table that the follower does not have.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,9 +24,8 @@ import msgspec
 
 from veilmq.store.archive.shipping import EPOCH_MIN, Archive
 from veilmq.store.directory import NotOurs
-from veilmq.store.log import Changed, Diverged, FormatUnknown, Log, Plain, Position, Record, checksum
+from veilmq.store.log import Log, Plain, Position, Record, checksum
 from veilmq.store.sqlite.disk import schema
-from veilmq.store.sqlite.disk.redo import INSERT_HISTORY, INSERT_MEMTABLE, UPDATE_MARK
 
 BULKY: Final = ("history", "memtable", "message")
 """Tables with bodies and events."""
@@ -37,7 +36,6 @@ MOVE: Final = "INSERT OR REPLACE INTO log_position VALUES (1, ?, ?, ?)"
 _KEYS: Final = "SELECT name FROM pragma_table_info(?) WHERE pk ORDER BY pk"
 _ROWS: Final = 500
 _ENCODE: Final = msgspec.msgpack.Encoder().encode
-_RECORD: Final = msgspec.msgpack.Decoder(Record)
 
 
 def position(connection: apsw.Connection) -> Position | None:
@@ -224,64 +222,6 @@ class Archiving(Shipping):
         super().end(how)
 
 
-def apply(
-    connection: apsw.Connection, last: Position, following: Position, packed: bytes, *, forced: bool = False
-) -> Changed:
-    """Apply a record to a file that has come to `last`, in one transaction. Raises Diverged and FormatUnknown with
-    nothing changed; apsw.Error.
-
-    forced: rows that are not as the owner's were become what the record says; those that are not here stay away.
-    """
-    record = _RECORD.decode(packed)
-    if record.schema > schema.VERSION:
-        raise FormatUnknown(following.lsn, record.schema, schema.VERSION)
-    if following.lsn != last.lsn + 1 or record.before != last.checksum:
-        raise Diverged(f"record {following.lsn} does not continue record {last.lsn} of this file")
-    found = int(connection.pragma("user_version"))
-    if record.schema < found and last.lsn:
-        raise Diverged(f"record {following.lsn} is of schema {record.schema}, the file of {found}")
-    if record.schema != found and not last.lsn:
-        schema.begin_anew(connection, record.schema)
-    effects = [each for each in (record.patch, record.change) if each]
-    expected, queues, shared = 0, set[int](), False
-    for each in effects:
-        for change in apsw.Changeset.iter(each):
-            expected += 1
-            if change.name == "queue":
-                queues.add((change.old or change.new)[0])  # type: ignore[index, arg-type]  # one of them is there
-            elif change.name == "shared":
-                shared = True
-    with connection:
-        schema.migrate(connection, record.schema)
-        before = connection.total_changes()
-        for each in effects:
-            apsw.Changeset.apply(each, connection, conflict=_override if forced else _refuse)
-        if record.plain is not None:
-            expected += _write_here(connection, record.plain, forced)
-        if (changed := connection.total_changes() - before) != expected and not forced:
-            raise Diverged(f"record {following.lsn} changed {changed} rows of {expected}")
-        connection.execute(MOVE, following)
-    return Changed(queues, shared)
-
-
-def _write_here(connection: apsw.Connection, plain: Plain, forced: bool) -> int:
-    """Write the rows, if the mark is where they begin; returns how many they are. Raises Diverged if the file has
-    other rows; apsw.Error."""
-    execute = connection.execute
-    insert = "INSERT OR REPLACE" if forced else "INSERT"
-    try:
-        execute(INSERT_HISTORY.replace("INSERT", insert), plain.history)
-        if plain.journal is not None:
-            execute(INSERT_MEMTABLE.replace("INSERT", insert), (plain.history[0], plain.journal))
-        if forced:
-            execute(UPDATE_MARK, plain.mark)
-        else:
-            execute(f"{UPDATE_MARK} WHERE offset = ?", (*plain.mark, plain.history[0]))
-    except (apsw.ConstraintError, apsw.SQLError) as error:  # a row is there already, or a table is not
-        raise Diverged(str(error)) from error
-    return 2 if plain.journal is None else 3
-
-
 def digest(connection: apsw.Connection, rest: Callable[[float], object] = lambda seconds: None) -> bytes:
     """What the shipped tables hold, row by row in the order of their keys: equal files have equal digests.
 
@@ -301,14 +241,3 @@ def digest(connection: apsw.Connection, rest: Callable[[float], object] = lambda
             rest(perf_counter() - began)
             began = perf_counter()
     return found.digest()
-
-
-def _refuse(reason: int, change: apsw.TableChange) -> int:
-    row: Any = change.new if change.op == "INSERT" else change.old
-    key = ", ".join(str(row[column]) for column in sorted(change.pk_columns))
-    raise Diverged(f"{apsw.mapping_session_conflict[reason]}: {change.op} in {change.name}, row {key}")
-
-
-def _override(reason: int, change: apsw.TableChange) -> int:
-    is_here = reason in {apsw.SQLITE_CHANGESET_DATA, apsw.SQLITE_CHANGESET_CONFLICT}
-    return apsw.SQLITE_CHANGESET_REPLACE if is_here else apsw.SQLITE_CHANGESET_OMIT

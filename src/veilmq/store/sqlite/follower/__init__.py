@@ -4,7 +4,7 @@ Strategy: the file is a cache of the log. So no commit is synced: after a power 
 and its position says which record comes next. A file that differs, or cannot be read, is not mended but replaced.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -16,8 +16,7 @@ from veilmq.model.errors import StoreFailed, StoreUnknown
 from veilmq.model.settings.queue import QueueCounts, QueueInfo, QueueKey
 from veilmq.store import Options
 from veilmq.store.directory import DatabaseDamaged, DataDirectory, NotOurs
-from veilmq.store.log import Changed, Diverged, Point, Position, checksum
-from veilmq.store.sqlite import effects
+from veilmq.store.log import Changed, Diverged, Entry, Point, Position
 from veilmq.store.sqlite.batch.queues import SETTINGS_DECODER
 from veilmq.store.sqlite.disk import (
     DAMAGE,
@@ -30,6 +29,8 @@ from veilmq.store.sqlite.disk import (
     open_writer,
     schema,
 )
+from veilmq.store.sqlite.effects import position
+from veilmq.store.sqlite.follower.applying import Applier
 from veilmq.store.sqlite.reading import SqliteView
 from veilmq.store.sqlite.tools.backup import copy_checked
 
@@ -51,7 +52,7 @@ class SqliteFollower:
             self._connection = open_writer(self._directory.database, options)
             opened.callback(close_unchecked, self._connection)
             self._connection.set_wal_hook(self._wal_grew)
-            self._position = effects.position(self._connection) or Position(0, 0, 0)
+            self._applier = Applier(self._connection, position(self._connection) or Position(0, 0, 0))
             page_bytes = int(self._connection.pragma("page_size"))
             self._checkpointer = Checkpointer(self._directory.database, options, page_bytes)
             self._readers = Readers(self._directory.database, options, self._refuse_closed)
@@ -72,31 +73,16 @@ class SqliteFollower:
     @property
     def position(self) -> Position:
         """The last record that the file has."""
-        return self._position
+        return self._applier.position
 
-    def apply(self, lsn: int, epoch: int, record: bytes, *, forced: bool = False) -> Changed:
+    def apply(self, entries: Sequence[Entry], *, forced: int = 0) -> Changed:
         """See `Follower.apply`."""
         if self._readers.trusting:
             raise Diverged(f"the file: {MISMATCH}")
-        following = Position(lsn, epoch, checksum(record))
-        with _judged(f"record {lsn}"):
-            changed = effects.apply(self._connection, self._position, following, record, forced=forced)
-            self._position = following
-            if not self._connection.in_transaction:
-                self._checkpointer.committed(self._wal_pages)
-            return changed
-
-    @contextmanager
-    def together(self) -> Iterator[None]:
-        """See `Follower.together`."""
-        with _judged(f"records up to {self._position.lsn}"):
-            self._connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-            finally:
-                if self._connection.in_transaction:  # a full disk has ended it
-                    self._connection.execute("COMMIT")
+        with _judged(f"records from {self.position.lsn + 1} on"):
+            changed = self._applier.apply(entries, forced)
             self._checkpointer.committed(self._wal_pages)
+            return changed
 
     def queues(self, incarnations: Iterable[int] | None = None) -> dict[int, QueueInfo | None]:
         """See `Follower.queues`."""

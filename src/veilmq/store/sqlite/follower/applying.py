@@ -1,0 +1,192 @@
+"""Records of a log, applied to a follower's file.
+
+Strategy: many records go into one transaction, and those that follow each other and are of one kind are written
+together: SQLite merges changesets into one, in which a row is once, and plain rows are inserted by one statement. If
+what is merged does not fit, its records are applied one after the other, to find the one that does not. So a row that
+is inserted and deleted again within one run is never looked at. See docs/decisions/0027-effects.md.
+
+SQLite skips a table that the file does not have, or has in another form, without an error. So the rows of a table are
+counted until it has taken some: then it is there, until the file's schema changes.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import groupby, pairwise
+from operator import attrgetter
+from typing import Any, Final, NamedTuple
+
+import apsw
+import msgspec
+
+from veilmq.store.log import Changed, Diverged, Entry, FormatUnknown, Plain, Position, Record, checksum
+from veilmq.store.sqlite.disk import schema
+from veilmq.store.sqlite.disk.redo import INSERT_HISTORY, INSERT_MEMTABLE, UPDATE_MARK
+from veilmq.store.sqlite.effects import MOVE
+
+_RECORD: Final = msgspec.msgpack.Decoder(Record)
+_Conflict = Callable[[int, apsw.TableChange], int]
+
+
+class _Step(NamedTuple):
+    """A record that continues the one before it."""
+
+    position: Position
+    """Where the file is after it."""
+    record: Record
+    run: tuple[int, bool, bool]
+    """Records of which this is equal are written together: schema, whether plain, whether forced."""
+
+
+class Applier:
+    """Applies records to the file of one connection."""
+
+    def __init__(self, connection: apsw.Connection, position: Position) -> None:
+        """position: how far the file has come."""
+        self._connection = connection
+        self.position = position
+        self._taken: set[str] = set()
+        """Tables that have taken rows since the schema was changed last."""
+        self._schema = 0
+        """SQLite's number of that change."""
+
+    def apply(self, entries: Sequence[Entry], forced: int = 0) -> Changed:
+        """Apply the next records, in one transaction but for the first record of all. Raises Diverged and
+        FormatUnknown: what comes before the record that does not fit is applied then, and nothing of it; apsw.Error.
+
+        forced: in this record, rows that are not as the owner's were become what it says; those that are not here stay
+        away.
+        """
+        changed = Changed(set(), False)
+        steps, error = self._continuing(entries, forced)
+        if steps and not self.position.lsn and steps[0].record.schema != self._version():
+            schema.begin_anew(self._connection, steps[0].record.schema)
+        with self._transaction():
+            for (version, _, is_forced), run in groupby(steps, attrgetter("run")):
+                schema.migrate(self._connection, version)
+                changed = self._write_run(list(run), changed, is_forced=is_forced)
+            if error is not None:
+                raise error
+        return changed
+
+    def _version(self) -> int:
+        return int(self._connection.pragma("user_version"))
+
+    def _continuing(self, entries: Sequence[Entry], forced: int) -> tuple[list[_Step], Exception | None]:
+        """The entries that continue the file, and why the next one does not."""
+        steps: list[_Step] = []
+        last, version = self.position, self._version()
+        for lsn, epoch, packed in entries:
+            record = _RECORD.decode(packed)
+            if record.schema > schema.VERSION:
+                return steps, FormatUnknown(lsn, record.schema, schema.VERSION)
+            if lsn != last.lsn + 1 or record.before != last.checksum:
+                return steps, Diverged(f"record {lsn} does not continue record {last.lsn} of this file")
+            if record.schema < version and last.lsn:
+                return steps, Diverged(f"record {lsn} is of schema {record.schema}, the file of {version}")
+            last, version = Position(lsn, epoch, checksum(packed)), record.schema
+            steps.append(_Step(last, record, (version, record.plain is not None, lsn == forced)))
+        return steps, None
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """What is written up to an error stays."""
+        before = self.position
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        finally:
+            if self._connection.in_transaction:  # a full disk has ended it
+                if self.position != before:
+                    self._connection.execute(MOVE, self.position)
+                self._connection.execute("COMMIT")
+
+    def _write_run(self, run: Sequence[_Step], changed: Changed, *, is_forced: bool) -> Changed:
+        if len(run) > 1:
+            with suppress(Diverged):
+                return self._write(run, changed, is_forced=is_forced)
+        for step in run:
+            changed = self._write([step], changed, is_forced=is_forced)
+        return changed
+
+    def _write(self, run: Sequence[_Step], changed: Changed, *, is_forced: bool) -> Changed:
+        """Write these records as one, or nothing of them. Raises Diverged; apsw.Error."""
+        plain = [step.record.plain for step in run if step.record.plain is not None]
+        with self._connection:
+            if plain:
+                self._write_plain(plain, is_forced=is_forced)
+            else:
+                for effects in ([step.record.patch for step in run], [step.record.change for step in run]):
+                    changed = self._write_effects([each for each in effects if each], changed, is_forced=is_forced)
+        self.position = run[-1].position
+        return changed
+
+    def _write_effects(self, effects: Sequence[bytes], changed: Changed, *, is_forced: bool) -> Changed:
+        if not effects:
+            return changed
+        connection, tables = self._connection, set[str]()
+        merged = effects[0] if len(effects) == 1 else _merged(effects)
+        before, version = connection.total_changes(), int(connection.pragma("schema_version"))
+        if version != self._schema:
+            self._taken, self._schema = set(), version
+
+        def found(table: str) -> bool:
+            tables.add(table)
+            return True
+
+        apsw.Changeset.apply(merged, connection, filter=found, conflict=_override if is_forced else _refuse)
+        queues = changed.queues
+        if "queue" in tables or not tables <= self._taken:
+            rows = list(_rows(merged))
+            queues |= {key for table, key in rows if table == "queue"}
+            if not is_forced:
+                if (written := connection.total_changes() - before) != len(rows):
+                    raise Diverged(f"{written} rows of {len(rows)} were changed in {', '.join(sorted(tables))}")
+                self._taken |= tables
+        return Changed(queues, changed.shared or "shared" in tables)
+
+    def _write_plain(self, rows: Sequence[Plain], *, is_forced: bool) -> None:
+        """Write the rows, if the mark is where they begin."""
+        connection = self._connection
+        insert = "INSERT OR REPLACE" if is_forced else "INSERT"
+        journals = [(each.history[0], each.journal) for each in rows if each.journal is not None]
+        first, last = rows[0].history[0], rows[-1].mark
+        if any(after.history[0] != before.mark[3] for before, after in pairwise(rows)):
+            raise Diverged("a record does not begin at the mark of the one before")
+        try:
+            connection.executemany(INSERT_HISTORY.replace("INSERT", insert), [each.history for each in rows])
+            connection.executemany(INSERT_MEMTABLE.replace("INSERT", insert), journals)
+            if is_forced:
+                connection.execute(UPDATE_MARK, last)
+            elif connection.execute(f"{UPDATE_MARK} WHERE offset = ? RETURNING 1", (*last, first)).get is None:
+                raise Diverged(f"the mark is not at {first}, where the record begins")
+        except (apsw.ConstraintError, apsw.SQLError) as error:  # a row is there already, or a table is not
+            raise Diverged(str(error)) from error
+
+
+def _merged(effects: Sequence[bytes]) -> bytes:
+    """One changeset of several, or one patchset."""
+    builder = apsw.ChangesetBuilder()  # type: ignore[no-untyped-call]
+    try:
+        for each in effects:
+            builder.add(each)
+        return builder.output()
+    finally:
+        builder.close()
+
+
+def _rows(changeset: bytes) -> Iterator[tuple[str, Any]]:
+    """Of each row its table and the first value, which is the key of a queue."""
+    for change in apsw.Changeset.iter(changeset):
+        row: Any = change.old or change.new
+        yield change.name, row[0]
+
+
+def _refuse(reason: int, change: apsw.TableChange) -> int:
+    row: Any = change.new if change.op == "INSERT" else change.old
+    key = ", ".join(str(row[column]) for column in sorted(change.pk_columns))
+    raise Diverged(f"{apsw.mapping_session_conflict[reason]}: {change.op} in {change.name}, row {key}")
+
+
+def _override(reason: int, change: apsw.TableChange) -> int:
+    is_here = reason in {apsw.SQLITE_CHANGESET_DATA, apsw.SQLITE_CHANGESET_CONFLICT}
+    return apsw.SQLITE_CHANGESET_REPLACE if is_here else apsw.SQLITE_CHANGESET_OMIT
