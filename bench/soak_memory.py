@@ -30,20 +30,18 @@ class _Mallinfo(ctypes.Structure):
 
 
 def look() -> dict[str, Any]:
-    """Bytes: of the process by the kernel; held and free in malloc, all arenas; of SQLite; blocks of Python."""
+    """Bytes: of the process by the kernel; held and free in malloc, all arenas; blocks of Python."""
     rollup = dict(line.split(":", 1) for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:])
     kernel = {name: int(rollup[name].split()[0]) * 1024 for name in ("Rss", "Anonymous", "Private_Dirty")}
     libc = ctypes.CDLL(None)
     libc.mallinfo2.restype = _Mallinfo
     held = libc.mallinfo2()
-    apsw = sys.modules.get("apsw")
     return {
         "at": time.time(),
         **kernel,
         "file": kernel["Rss"] - kernel["Anonymous"],
         "malloc_used": held.uordblks + held.hblkhd,
         "malloc_free": held.fordblks,
-        "sqlite": apsw.memory_used() if apsw else 0,
         "python_blocks": sys.getallocatedblocks(),
     }
 

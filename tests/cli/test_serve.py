@@ -6,6 +6,8 @@ import resource
 import signal
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 import urllib.request
 from contextlib import suppress
@@ -467,3 +469,20 @@ def test_help_and_version(veilmq: Any) -> None:
         assert told in done.stdout
     assert veilmq("keys", "new", "--account", "1").returncode == 2
     assert veilmq("check", "--data", "/nonexistent").returncode == 3
+
+
+@pytest.mark.parametrize("is_loaded", [False, True])
+def test_sqlite_counts_no_memory_unless_it_is_loaded_already(is_loaded: bool) -> None:
+    """What it is told before it is loaded may not undo what others told it."""
+    code = f"""
+if {is_loaded}:
+    import apsw
+from veilmq.cli import count_no_memory
+count_no_memory()
+import apsw
+from veilmq.store.sqlite.disk import verifier
+connection = apsw.Connection(":memory:")
+print(verifier()(bytes(4096)), apsw.memory_used() > 0)
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert run.stdout == f"True {is_loaded}\n"

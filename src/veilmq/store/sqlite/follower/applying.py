@@ -9,7 +9,7 @@ SQLite skips a table that the file does not have, or has in another form, withou
 counted until it has taken some: then it is there, until the file's schema changes.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import groupby, pairwise
 from operator import attrgetter
@@ -24,7 +24,8 @@ from veilmq.store.sqlite.disk.redo import INSERT_HISTORY, INSERT_MEMTABLE, UPDAT
 from veilmq.store.sqlite.effects import MOVE
 
 _RECORD: Final = msgspec.msgpack.Decoder(Record)
-_Conflict = Callable[[int, apsw.TableChange], int]
+_ALONE_BYTES: Final = 48 * 1024
+"""A record with a patchset of more is not merged with others: that takes 0.9 us a row, and saves 130 us a record."""
 
 
 class _Step(NamedTuple):
@@ -33,8 +34,9 @@ class _Step(NamedTuple):
     position: Position
     """Where the file is after it."""
     record: Record
-    run: tuple[int, bool, bool]
-    """Records of which this is equal are written together: schema, whether plain, whether forced."""
+    run: tuple[int, bool, int]
+    """Records of which this is equal are written together: schema, whether plain, and the number of one that is written
+    alone, or 0."""
 
 
 class Applier:
@@ -61,9 +63,9 @@ class Applier:
         if steps and not self.position.lsn and steps[0].record.schema != self._version():
             schema.begin_anew(self._connection, steps[0].record.schema)
         with self._transaction():
-            for (version, _, is_forced), run in groupby(steps, attrgetter("run")):
+            for (version, _, alone), run in groupby(steps, attrgetter("run")):
                 schema.migrate(self._connection, version)
-                changed = self._write_run(list(run), changed, is_forced=is_forced)
+                changed = self._write_run(list(run), changed, is_forced=0 < alone == forced)
             if error is not None:
                 raise error
         return changed
@@ -84,7 +86,8 @@ class Applier:
             if record.schema < version and last.lsn:
                 return steps, Diverged(f"record {lsn} is of schema {record.schema}, the file of {version}")
             last, version = Position(lsn, epoch, checksum(packed)), record.schema
-            steps.append(_Step(last, record, (version, record.plain is not None, lsn == forced)))
+            is_alone = lsn == forced or len(record.patch) > _ALONE_BYTES
+            steps.append(_Step(last, record, (version, record.plain is not None, lsn if is_alone else 0)))
         return steps, None
 
     @contextmanager
