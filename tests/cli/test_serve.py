@@ -477,7 +477,7 @@ def test_sqlite_counts_no_memory_unless_it_is_loaded_already(is_loaded: bool) ->
     code = f"""
 if {is_loaded}:
     import apsw
-from veilmq.cli import count_no_memory
+from veilmq.store.sqlite.memory import count_no_memory
 count_no_memory()
 import apsw
 from veilmq.store.sqlite.disk import verifier

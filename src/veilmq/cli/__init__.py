@@ -7,7 +7,6 @@ the ones on a directory are in directory.py.
 """
 
 import os
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -141,23 +140,14 @@ def _serve(flags: dict[str, Any]) -> None:
 
     Every flag can also be given as VEILMQ_NAME in the environment, or as name in the TOML file of --config.
     """
+    from veilmq.store.sqlite.memory import count_no_memory
+
     count_no_memory()
     from veilmq.cli.serve import serve
     from veilmq.cli.serve.systemd import manager_of
     from veilmq.cli.sources import resolve
 
     raise typer.Exit(int(serve(resolve(flags, os.environ), manager_of(os.environ))))
-
-
-def count_no_memory() -> None:
-    """Let SQLite not count the memory that it uses, which takes a mutex at each allocation: a tenth of a follower's
-    time. Nothing if this process has loaded SQLite already."""
-    if "apsw" not in sys.modules:
-        import apsw
-
-        apsw.shutdown()
-        apsw.config(apsw.SQLITE_CONFIG_MEMSTATUS, 0)
-        apsw.initialize()
 
 
 def _new_key(
