@@ -52,7 +52,7 @@ from veilmq.model.commands import (
     Subscribe,
     Unsubscribe,
 )
-from veilmq.model.errors import Overloaded, StoreFailed
+from veilmq.model.errors import Overloaded
 from veilmq.model.instant import Instant
 from veilmq.model.outcomes import Outcome, Received
 from veilmq.model.settings.access import EVERYTHING, AccessKey, Action, Keyring
@@ -301,11 +301,7 @@ class Port:
 
     async def _query(self, conversation: "Conversation", command: Peek) -> None:
         """Answer from committed state, beside the batches."""
-        try:
-            outcome = await self.shell.query(command)
-        except Exception as error:  # the request's edge: a failed query must not stop the others
-            logger.exception("a query failed")
-            outcome = StoreFailed(reason=str(error))
+        outcome = await self.shell.query(command)
         unread = self._unread
         if unread.near and unread.refuses(command.queue.account):
             unread.refused += 1

@@ -133,18 +133,25 @@ def _verify(
             help="Of an account: sqs://..., azure://..., mns://..., veil://HOST:PORT/.",
         ),
     ] = None,
-    minutes: Annotated[float, typer.Option("--minutes", metavar="N", help="How long the clients run.")] = 1,
-    clients: Annotated[int, typer.Option("--clients", metavar="N", help="How many run at the same time.")] = 4,
+    minutes: Annotated[
+        float | None, typer.Option("--minutes", metavar="N", help="How long the clients run [1].")
+    ] = None,
+    clients: Annotated[
+        int | None, typer.Option("--clients", metavar="N", help="How many run at the same time [4].")
+    ] = None,
     rate: Annotated[
-        float, typer.Option("--rate", metavar="N", help="Calls a second of each client, at most; 0: no limit.")
-    ] = 50,
+        float | None,
+        typer.Option("--rate", metavar="N", help="Calls a second of each client; 0: no limit [50]."),
+    ] = None,
     fifo: Annotated[bool, typer.Option("--fifo", help="A FIFO queue: groups, deduplication ids.")] = False,
     dead_letters: Annotated[bool, typer.Option("--dead-letters", help="With a dead-letter queue (SQS, veil).")] = False,
     kill: Annotated[
         str | None,
         typer.Option("--kill", metavar="CMD", help="Run this shell command now and then: it kills and restarts."),
     ] = None,
-    kill_every: Annotated[str, typer.Option("--kill-every", metavar="TIME", help="Time between, on average.")] = "10s",
+    kill_every: Annotated[
+        str | None, typer.Option("--kill-every", metavar="TIME", help="Time between, on average [10s].")
+    ] = None,
     seed: Annotated[int | None, typer.Option("--seed", metavar="N", help="Of the load [a new one].")] = None,
     log: Annotated[
         Path | None, typer.Option("--log", metavar="FILE", help="Write what the clients did, as JSON lines.")

@@ -27,6 +27,8 @@ from veilmq.driver.recorded import Recording
 from veilmq.model.errors import ParameterInvalid, VeilError
 
 _WORDS: Final = {Outcome.OK: "ok", Outcome.FAIL: "refused", Outcome.INFO: "unknown"}
+_DRIVEN: Final = {"minutes": 1.0, "clients": 4, "rate": 50.0, "kill_every": "10s"}
+"""What options of the load are if they are not given."""
 _START_SECONDS: Final = 10
 _AGAIN_SECONDS: Final = 0.2
 
@@ -34,12 +36,13 @@ _AGAIN_SECONDS: Final = 0.2
 def verify(given: Mapping[str, Any]) -> Exit:
     """Drive and check, or check a file. Raises Failure."""
     if given["check"] is not None:
-        for option in ("fifo", "dead_letters", "kill", "seed", "log"):
+        for option in (*_DRIVEN, "fifo", "dead_letters", "kill", "seed", "log"):
             if given[option] not in (None, False):
                 raise Failure(Exit.USAGE, f"--{option.replace('_', '-')}: --check drives nothing, leave it out")
         return _check_file(given["check"], given)
     if given["endpoint"] is None:
         raise Failure(Exit.USAGE, "--endpoint: which account? Give its URL, or a log with --check")
+    given = {**given, **{name: usual for name, usual in _DRIVEN.items() if given[name] is None}}
     for option, least in (("minutes", 0), ("clients", 1), ("rate", 0)):
         if not given[option] >= least:
             raise Failure(Exit.USAGE, f"--{option}: expected at least {least}, not {given[option]}")

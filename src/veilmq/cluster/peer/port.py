@@ -354,12 +354,7 @@ class _PeersCall:
 
     async def run(self, command: Peek) -> None:
         """Answer from committed state, beside the batches."""
-        try:
-            outcome = await self.shell.query(command)
-        except Exception as error:  # the request's edge: a failed query must not stop the others
-            log.exception("a peer's query failed")
-            outcome = StoreFailed(reason=str(error))
-        self.answer([outcome])
+        self.answer([await self.shell.query(command)])
 
     def cancel(self) -> None:
         """Nobody waits for it any more."""

@@ -178,13 +178,9 @@ class Front(Calls):
 
     async def _peek(self, shell: Calls, ticket: Ticket, command: Peek) -> None:
         try:
-            outcome = await shell.query(command)
-        except Exception as error:  # the request's edge: nobody else would answer it
-            log.exception("a query failed")
-            outcome = StoreFailed(reason=str(error))
+            ticket.answer([await shell.query(command)])
         finally:
             self._peeks.pop(ticket, None)
-        ticket.answer([outcome])
 
     def cancel(self, ticket: Ticket) -> None:
         ticket = self._repeated.pop(ticket, ticket)

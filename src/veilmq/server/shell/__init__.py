@@ -244,7 +244,11 @@ class Shell(Calls):
 
     async def query(self, command: Peek) -> Outcome:
         """Answer from committed state, on a thread."""
-        outcome = await self._loop.run_in_executor(self._queries, self.store.query, command, self._clock.now())
+        try:
+            outcome = await self._loop.run_in_executor(self._queries, self.store.query, command, self._clock.now())
+        except Exception as error:  # one that fails must not stop the others
+            logger.exception("a query failed")
+            return StoreFailed(reason=str(error))
         return outcome if self._holds is None or self._holds() else StoreFailed(reason=_LEASE_ENDED)
 
     def abort(self, reason: str) -> None:
