@@ -26,6 +26,7 @@ from tests.house.test_alarms import Series, alarms, series_of, unseen
 from tests.support.commands import Run, in_process
 from tests.support.ports import kept_ports
 from tests.support.postgres import Pair, until
+from tests.support.small_disk import fill_up, small_disk
 
 import veilmq
 from veilmq.client.errors import TransportError
@@ -162,6 +163,31 @@ class Client:
         names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
         found = self._sqs.get_queue_attributes(QueueUrl=self._url, AttributeNames=names)["Attributes"]
         return int(found[names[0]]), int(found[names[1]])
+
+
+def test_a_follower_that_does_not_follow_says_so(servers: Servers, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "small") as small:
+        (small / "data").mkdir(mode=0o700)
+        (tmp_path / "two").mkdir()
+        (tmp_path / "two" / "data").symlink_to(small / "data")
+        client = Client(servers.start("one"))
+        two = servers.start("two")
+
+        def told() -> Any:
+            return httpx.get(f"{two.admin}/health/ready").json()
+
+        assert told() == {"ready": True, "reasons": {}, "warnings": {}}
+        ballast = fill_up(small / "ballast")
+        for _ in range(5):
+            client.send("x" * 10_000)
+        until(lambda: told()["warnings"])
+        (warning,) = told()["warnings"].items()
+        assert warning[0] == "copy"
+        assert re.match("it does not follow the log: the disk of .*data is full, and this server waits", warning[1])
+        assert told()["ready"]
+        ballast.unlink()
+        until(lambda: not told()["warnings"])
+        servers.stop("two")
 
 
 STORY_OF_A_KILL = (

@@ -356,11 +356,12 @@ def _elsewhere(service: Service, entry: AdminEntry, here: Callable[[], ASGIApp |
     async def ready(request: Request) -> Response:
         """200 if calls reach the owner."""
         state = service.following()
+        copy = {"copy": f"it does not follow the log: {state.copy}"} if state.ready and state.copy else {}
         return JSONResponse(
             {
                 "ready": state.ready,
                 "reasons": {} if state.ready else {"cluster": state.trouble},
-                "warnings": of_one_copy(service.settings),
+                "warnings": copy | of_one_copy(service.settings),
             },
             200 if state.ready else 503,
         )

@@ -35,6 +35,8 @@ class Following(NamedTuple):
     """Why not, in a sentence."""
     held: int
     """Calls that wait for an owner."""
+    copy: str = ""
+    """Why this server does not follow the log, in a sentence; empty: it does."""
 
 
 class ClusterReport(NamedTuple):
