@@ -343,6 +343,14 @@ def test_a_backup_with_a_message_in_quarantine_is_restored(
     assert apart == [(sequence,)]
 
 
+def test_what_an_earlier_release_archived_is_restored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """0.1.0 had state format 10. What is restored is of that format, and a start migrates it."""
+    archive = Path(__file__).parent.parent / "store/fixtures/schema-10.archive"
+    assert restore(tmp_path / "new", str(archive), None, as_json=False) is Exit.WRONG  # it has a message in quarantine
+    assert "22 messages and 10 leases in 10 queues" in capsys.readouterr().out
+    SqliteStore(tmp_path / "new", OPTIONS).close()
+
+
 def test_a_failed_backup_leaves_nothing(used: Used, tmp_path: Path) -> None:
     def fail(done: int, total: int) -> None:
         raise OSError("no space")

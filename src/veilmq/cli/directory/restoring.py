@@ -36,7 +36,7 @@ from veilmq.store.sqlite.tools.backup import copy_checked
 
 _CLUSTER: Final = re.compile(r"postgres(ql)?://|(.*\s)?(host|hostaddr|dbname|service)\s*=", re.ASCII)
 """Either form of a connection string of PostgreSQL."""
-_OPTIONS: Final = Options(reserve_bytes=0, migrates=False)
+_OPTIONS: Final = Options(reserve_bytes=0)
 
 
 class DirectorySource:
