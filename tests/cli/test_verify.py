@@ -133,7 +133,7 @@ def test_another_server_without_faults_keeps_its_promises() -> None:
         (("--endpoint", "veil://host/", "--log", "none/log"), "--log: none/log: No such file or directory"),
         (("--check", "none"), "--check: none: No such file or directory"),
         (("--check", "none", "--dead-letters"), "--dead-letters: --check drives nothing, leave it out"),
-        (("--check", "none", "--minutes", "1"), "--minutes: --check drives nothing, leave it out"),
+        (("--check", "none", "--rate", "0"), "--rate: --check drives nothing, leave it out"),
     ],
 )
 def test_what_is_refused(arguments: tuple[str, ...], said: str, run: Run) -> None:

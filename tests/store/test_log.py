@@ -404,7 +404,7 @@ class TestFollower:
     ) -> None:
         jobs, more = (stage.create(name) for name in ("written", "wrong here"))
         factory.log.bring(follower)
-        before = follower.position.lsn
+        before, follower._applier.merges_from = follower.position.lsn, 3
         numbers = {info.key: number for number, info in follower.queues().items() if info is not None}
         for key, timeout_us in ((jobs, 1_000_000), (more, 2_000_000), (jobs, 3_000_000)):
             stage.change(key, visibility_timeout_us=timeout_us)
@@ -418,6 +418,46 @@ class TestFollower:
         assert found.settings.visibility_timeout_us == 1_000_000
         changed = follower.apply(lacking[1:], forced=before + 2)
         assert changed.queues == {numbers[jobs], numbers[more]}
+        equal(store_of(stage), follower)
+
+    @pytest.mark.parametrize("kept_up", [False, True])
+    def test_a_damaged_row_of_the_owner_is_found_unless_the_follower_is_far_behind(
+        self, factory: LoggedFactory, follower: SqliteFollower, stage: Stage, kept_up: bool
+    ) -> None:
+        """It merges the records before and after the damage, so it must not where the damage is known."""
+        jobs = stage.create("damaged")
+        factory.log.bring(follower)
+        before = follower.position.lsn
+        stage.change(jobs, visibility_timeout_us=1_000_000)
+        store_of(stage)._writer.connection.execute("UPDATE queue SET modified = modified + 1")
+        stage.later(1_000_000)
+        stage.change(jobs, visibility_timeout_us=2_000_000)
+        lacking = [Entry(lsn, *factory.log.records[lsn - 1]) for lsn in range(before + 1, before + 3)]
+        if not kept_up:
+            follower._applier.merges_from = 2
+        with pytest.raises(Diverged, match="DATA: UPDATE in queue"):
+            follower.apply(lacking, alone=() if kept_up else {before + 2})
+        assert follower.position.lsn == before + 1
+
+    @pytest.mark.parametrize("merges_from", [2, 100])
+    def test_a_full_disk_amid_records_leaves_the_position_where_the_file_is(
+        self, factory: LoggedFactory, follower: SqliteFollower, stage: Stage, merges_from: int
+    ) -> None:
+        jobs, more = stage.create("on a full disk"), stage.create("changed")
+        factory.log.bring(follower)
+        before, follower._applier.merges_from = follower.position, merges_from
+        stage.send(jobs)
+        for number in range(3):
+            stage.change(more, visibility_timeout_us=number)
+            stage.batch([sending(jobs, "x" * 100_000) for _ in range(3)])
+        connection = follower._connection
+        connection.pragma("max_page_count", int(connection.pragma("page_count")) + 1)
+        lacking = [Entry(lsn, *entry) for lsn, entry in enumerate(factory.log.records, 1) if lsn > before.lsn]
+        with pytest.raises(StoreUnknown, match="full"):
+            follower.apply(lacking)
+        assert connection.execute("SELECT lsn FROM log_position").get == follower.position.lsn
+        connection.pragma("max_page_count", 1_000_000)
+        factory.log.bring(follower)
         equal(store_of(stage), follower)
 
     def test_a_copy_goes_on_from_its_last_record(

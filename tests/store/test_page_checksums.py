@@ -187,14 +187,14 @@ def test_an_owner_that_meets_one_gives_its_copy_up_or_serves_it(tmp_path: Path, 
 def test_a_follower_whose_readers_met_one_has_diverged(tmp_path: Path) -> None:
     factory = LoggedFactory(tmp_path / "owner")
     stage = Stage(factory)
-    stage.create("jobs", labels={"team": LABEL})
+    jobs = stage.create("jobs", labels={"team": LABEL})
     with closing(stage.store), closing(SqliteFollower(tmp_path / "copy")) as follower:
         factory.log.bring(follower)
         checkpoint(tmp_path / "copy")
         damage(tmp_path / "copy", *TWO)
         with pytest.raises(StoreFailed, match="does not match"), follower.look() as view:
             view._connection.execute("SELECT * FROM queue").fetchall()
-        stage.create("more")
+        stage.send(jobs)  # which touches other pages
         with pytest.raises(Diverged, match="does not match"):
             factory.log.bring(follower)
 

@@ -36,6 +36,7 @@ class FollowedLog:
         self.epoch = 1
         self.follower: SqliteFollower | None = SqliteFollower(path, options)
         self.late = SqliteFollower(_late_of(path), options)
+        self.late._applier.merges_from = 2
         self.waiting: list[Entry] = []
         """What the late follower has not applied."""
         self.records = 0

@@ -11,8 +11,10 @@ def small_disk(mount: Path) -> Iterator[Path]:
     """A disk of 16 MiB, mounted there while the block runs."""
     mount.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", mount], check=True)
-    yield mount
-    subprocess.run(["umount", "--lazy", mount], check=True)
+    try:
+        yield mount
+    finally:
+        subprocess.run(["umount", "--lazy", mount], check=True)
 
 
 def fill_up(path: Path) -> Path:

@@ -351,8 +351,10 @@ class Copy:
         """The last record that it has."""
         self._is_behind = False
         """Whether it is being filled again. It then tells nobody how queues were: an old policy must not come back."""
-        self._diverged_at = self._forced_at = 0
-        """The record that did not fit last, and the one that is applied although it does not; 0: none."""
+        self._diverged = set[int]()
+        """Records that did not fit."""
+        self._forced_at = 0
+        """The one that is applied although it does not; 0: none."""
         self.doubted_epoch = 0
         """Of an owner whose record did not fit this copy, though that had been filled anew."""
         self._follower: Follower | None = None
@@ -387,10 +389,12 @@ class Copy:
             more = bool(entries)
             while entries:
                 part, entries = entries[:TOGETHER], entries[TOGETHER:]
-                for entry in part:
-                    if entry.lsn == self._forced_at:
-                        self.doubted_epoch = entry.epoch
-                changed = follower.apply(part, forced=self._forced_at)
+                try:
+                    changed = follower.apply(part, forced=self._forced_at, alone=self._diverged)
+                finally:
+                    for entry in part:
+                        if entry.lsn == self._forced_at <= follower.position.lsn:
+                            self.doubted_epoch = entry.epoch
                 if changed.queues and not self._is_behind:
                     self._watch.learnt(follower.queues(changed.queues))
                 if changed.shared and not self._is_behind:
@@ -413,8 +417,9 @@ class Copy:
     def _is_owners_fault(self, lsn: int, error: Diverged) -> bool:
         """Whether the copy was filled anew since it diverged at this record. Then it is the owner's that is damaged,
         and the record is applied all the same: or else no server could follow any more."""
-        if lsn != self._diverged_at or lsn == self._forced_at:
-            self._diverged_at, self._forced_at = lsn, 0
+        if lsn not in self._diverged or lsn == self._forced_at:
+            self._diverged.add(lsn)
+            self._forced_at = 0
             return False
         self._forced_at = lsn
         log.error("record %d does not fit a copy filled anew, so its owner's is damaged: it is applied: %s", lsn, error)

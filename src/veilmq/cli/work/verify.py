@@ -37,7 +37,7 @@ def verify(given: Mapping[str, Any]) -> Exit:
     """Drive and check, or check a file. Raises Failure."""
     if given["check"] is not None:
         for option in (*_DRIVEN, "fifo", "dead_letters", "kill", "seed", "log"):
-            if given[option] not in (None, False):
+            if given[option] is not None and given[option] is not False:
                 raise Failure(Exit.USAGE, f"--{option.replace('_', '-')}: --check drives nothing, leave it out")
         return _check_file(given["check"], given)
     if given["endpoint"] is None:

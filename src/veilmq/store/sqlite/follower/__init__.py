@@ -4,7 +4,7 @@ Strategy: the file is a cache of the log. So no commit is synced: after a power 
 and its position says which record comes next. A file that differs, or cannot be read, is not mended but replaced.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -75,12 +75,12 @@ class SqliteFollower:
         """The last record that the file has."""
         return self._applier.position
 
-    def apply(self, entries: Sequence[Entry], *, forced: int = 0) -> Changed:
+    def apply(self, entries: Sequence[Entry], *, forced: int = 0, alone: Collection[int] = ()) -> Changed:
         """See `Follower.apply`."""
         if self._readers.trusting:
             raise Diverged(f"the file: {MISMATCH}")
         with _judged(f"records from {self.position.lsn + 1} on"):
-            changed = self._applier.apply(entries, forced)
+            changed = self._applier.apply(entries, forced, alone)
             self._checkpointer.committed(self._wal_pages)
             return changed
 

@@ -1,16 +1,17 @@
 """Records of a log, applied to a follower's file.
 
-Strategy: many records go into one transaction, and those that follow each other and are of one kind are written
-together: SQLite merges changesets into one, in which a row is once, and plain rows are inserted by one statement. If
-what is merged does not fit, its records are applied one after the other, to find the one that does not. So a row that
-is inserted and deleted again within one run is never looked at. See docs/decisions/0027-effects.md.
+Strategy: many records go into one transaction, and plain rows that follow each other are inserted by one statement. A
+follower that is far behind also merges the changesets that follow each other into one, in which a row is once. If that
+does not fit, its records are applied one after the other, to find the one that does not. A merged changeset is checked
+less: what its records make of a row in between is never compared. So one that keeps up does not merge, nor is a record
+merged that did not fit before. See docs/decisions/0027-effects.md.
 
 SQLite skips a table that the file does not have, or has in another form, without an error. So the rows of a table are
 counted until it has taken some: then it is there, until the file's schema changes.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import groupby, pairwise
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
@@ -18,14 +19,14 @@ from typing import Any, Final, NamedTuple
 import apsw
 import msgspec
 
-from veilmq.store.log import Changed, Diverged, Entry, FormatUnknown, Plain, Position, Record, checksum
-from veilmq.store.sqlite.disk import schema
+from veilmq.store.log import TOGETHER, Changed, Diverged, Entry, FormatUnknown, Plain, Position, Record, checksum
+from veilmq.store.sqlite.disk import DAMAGE, schema
 from veilmq.store.sqlite.disk.redo import INSERT_HISTORY, INSERT_MEMTABLE, UPDATE_MARK
 from veilmq.store.sqlite.effects import MOVE
 
 _RECORD: Final = msgspec.msgpack.Decoder(Record)
 _ALONE_BYTES: Final = 48 * 1024
-"""A record with a patchset of more is not merged with others: that takes 0.9 us a row, and saves 130 us a record."""
+"""A larger record is not merged with others: that takes 0.9 us a row, and saves 130 us a record."""
 
 
 class _Step(NamedTuple):
@@ -50,22 +51,19 @@ class Applier:
         """Tables that have taken rows since the schema was changed last."""
         self._schema = 0
         """SQLite's number of that change."""
+        self.merges_from = TOGETHER
+        """A follower that gets so many records at once is far behind."""
 
-    def apply(self, entries: Sequence[Entry], forced: int = 0) -> Changed:
-        """Apply the next records, in one transaction but for the first record of all. Raises Diverged and
-        FormatUnknown: what comes before the record that does not fit is applied then, and nothing of it; apsw.Error.
-
-        forced: in this record, rows that are not as the owner's were become what it says; those that are not here stay
-        away.
-        """
+    def apply(self, entries: Sequence[Entry], forced: int, alone: Collection[int]) -> Changed:
+        """See `Follower.apply`. Raises apsw.Error, too: if SQLite has ended the transaction, nothing is applied."""
         changed = Changed(set(), False)
-        steps, error = self._continuing(entries, forced)
+        steps, error = self._continuing(entries, forced, alone)
         if steps and not self.position.lsn and steps[0].record.schema != self._version():
             schema.begin_anew(self._connection, steps[0].record.schema)
+        merges = len(entries) >= self.merges_from
         with self._transaction():
-            for (version, _, alone), run in groupby(steps, attrgetter("run")):
-                schema.migrate(self._connection, version)
-                changed = self._write_run(list(run), changed, is_forced=0 < alone == forced)
+            for (_, _, number), run in groupby(steps, attrgetter("run")):
+                changed = self._write_run(list(run), changed, merges=merges, is_forced=0 < number == forced)
             if error is not None:
                 raise error
         return changed
@@ -73,12 +71,17 @@ class Applier:
     def _version(self) -> int:
         return int(self._connection.pragma("user_version"))
 
-    def _continuing(self, entries: Sequence[Entry], forced: int) -> tuple[list[_Step], Exception | None]:
+    def _continuing(
+        self, entries: Sequence[Entry], forced: int, alone: Collection[int]
+    ) -> tuple[list[_Step], Exception | None]:
         """The entries that continue the file, and why the next one does not."""
         steps: list[_Step] = []
         last, version = self.position, self._version()
         for lsn, epoch, packed in entries:
-            record = _RECORD.decode(packed)
+            try:
+                record = _RECORD.decode(packed)
+            except msgspec.MsgspecError as error:
+                return steps, Diverged(f"record {lsn} cannot be read: {error}")
             if record.schema > schema.VERSION:
                 return steps, FormatUnknown(lsn, record.schema, schema.VERSION)
             if lsn != last.lsn + 1 or record.before != last.checksum:
@@ -86,27 +89,49 @@ class Applier:
             if record.schema < version and last.lsn:
                 return steps, Diverged(f"record {lsn} is of schema {record.schema}, the file of {version}")
             last, version = Position(lsn, epoch, checksum(packed)), record.schema
-            is_alone = lsn == forced or len(record.patch) > _ALONE_BYTES
+            is_alone = lsn == forced or lsn in alone or len(record.patch) + len(record.change) > _ALONE_BYTES
             steps.append(_Step(last, record, (version, record.plain is not None, lsn if is_alone else 0)))
         return steps, None
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """What is written up to an error stays."""
-        before = self.position
-        self._connection.execute("BEGIN IMMEDIATE")
+        """What is written up to an error stays, unless SQLite itself has ended the transaction, as on a full disk."""
+        connection, before = self._connection, self.position
+        connection.execute("BEGIN IMMEDIATE")
         try:
             yield
         finally:
-            if self._connection.in_transaction:  # a full disk has ended it
-                if self.position != before:
-                    self._connection.execute(MOVE, self.position)
-                self._connection.execute("COMMIT")
+            try:
+                if connection.in_transaction:
+                    if self.position != before:
+                        connection.execute(MOVE, self.position)
+                    connection.execute("COMMIT")
+                else:
+                    self.position = before
+            except BaseException:
+                self.position = before
+                raise
 
-    def _write_run(self, run: Sequence[_Step], changed: Changed, *, is_forced: bool) -> Changed:
-        if len(run) > 1:
-            with suppress(Diverged):
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """The block changes all or nothing. Its error is raised as it is, also if SQLite has ended the transaction."""
+        self._connection.execute("SAVEPOINT run")
+        try:
+            yield
+        except BaseException:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK TO run")
+                self._connection.execute("RELEASE run")
+            raise
+        self._connection.execute("RELEASE run")
+
+    def _write_run(self, run: Sequence[_Step], changed: Changed, *, merges: bool, is_forced: bool) -> Changed:
+        if len(run) > 1 and (merges or run[0].record.plain is not None):
+            try:
                 return self._write(run, changed, is_forced=is_forced)
+            except (Diverged, *DAMAGE):
+                if not self._connection.in_transaction:
+                    raise
         for step in run:
             changed = self._write([step], changed, is_forced=is_forced)
         return changed
@@ -114,7 +139,8 @@ class Applier:
     def _write(self, run: Sequence[_Step], changed: Changed, *, is_forced: bool) -> Changed:
         """Write these records as one, or nothing of them. Raises Diverged; apsw.Error."""
         plain = [step.record.plain for step in run if step.record.plain is not None]
-        with self._connection:
+        with self._whole():
+            schema.migrate(self._connection, run[0].record.schema)
             if plain:
                 self._write_plain(plain, is_forced=is_forced)
             else:
