@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from hashlib import sha256
 from itertools import islice
+from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
 
@@ -50,7 +51,8 @@ def shipping_of(connection: apsw.Connection, log: Log | None, archive: Archive |
         return Shipping(connection, log)
     found = position(connection)
     if found is not None and found.epoch < EPOCH_MIN:
-        raise NotOurs("this directory is a copy that a server of a cluster keeps: start it with --cluster")
+        directory = Path(connection.filename).parent
+        raise NotOurs(f"{directory} is a copy that a server of a cluster keeps: start it with --cluster")
     if archive is not None:
         return Archiving(connection, archive, found)
     if found is not None:  # its archive will lack what is written from here on
