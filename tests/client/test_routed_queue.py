@@ -49,6 +49,10 @@ class TestCreate:
         assert timeouts == {"thumbnail": 30, "film": 3600, "audio": 3600}
         assert routed.name == "jobs"
 
+    def test_the_queues_of_a_fifo_queue_are_fifo(self, embedded: EmbeddedClient) -> None:
+        queue = RoutedQueue.create(embedded.account, "orders.fifo", SPLIT)
+        assert {route.queue.capabilities.native_fifo for route in queue.routes.values()} == {True}
+
     def test_the_next_split_finds_the_same_queues(self, embedded: EmbeddedClient, routed: RoutedQueue) -> None:
         routed.send(Message("x", type="film"))
         split = [{"types": ["audio", "film"], "visibility_timeout": 5000}]

@@ -59,6 +59,12 @@ def steps(job):
     if at < 2:
         os._exit(9)
 
+def longer(job):
+    before = job.remaining()
+    job.extend(100)
+    if not before <= 30 < 90 < job.remaining():
+        raise RuntimeError(f"{before}, then {job.remaining()}")
+
 def deaf(job):
     Path(job.body).write_text(str(os.getpid()))
     while job.receive_count == 1:
@@ -100,6 +106,12 @@ class TestProcesses:
         for pid in set(pids):
             with pytest.raises(ProcessLookupError):
                 os.kill(pid, 0)
+
+    @pytest.mark.parametrize("kind", ["threads", "processes"])
+    def test_the_deadline_follows_an_extension(self, stage: Stage, handlers: ModuleType, kind: str) -> None:
+        """Without a keeper it is the lease's end."""
+        stage.send("work")
+        assert stage.work(handlers.longer, receives=1, kind=kind, keeper=False).outcomes == {"done": 1}
 
     def test_whatever_one_does_the_others_are_worked(self, stage: Stage, handlers: ModuleType) -> None:
         dead = stage.make("dead")
@@ -284,12 +296,14 @@ class TestCoroutines:
 
         async def handler(job: Any) -> None:
             states.append(job.state)
-            await job.extend(20)
+            await job.extend(200)
+            assert job.remaining() > 100
             await job.checkpoint((job.state or 0) + 1)
+            assert job.remaining() < 100
             if job.receive_count < 3:
                 raise RuntimeError("again")
 
-        assert stage.work(handler, kind="async").outcomes == {"failed": 2, "done": 1}
+        assert stage.work(handler, kind="async", keeper=False).outcomes == {"failed": 2, "done": 1}
         assert states == [None, 1, 2]
 
     def test_a_lost_lease_cancels_its_task(self, stage: Stage) -> None:

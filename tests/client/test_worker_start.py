@@ -12,7 +12,9 @@ from tests.client.worker_stage import WAIT_S, Gate, Stage
 
 import veilmq
 from veilmq.client.keeper import LeaseKeeper
+from veilmq.client.large import LargeMessageQueue
 from veilmq.client.ordered import LocalFile, OrderedReceiver
+from veilmq.client.unreadable import keep
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import ParameterInvalid
 
@@ -57,6 +59,17 @@ def test_a_keeper_of_a_queue_of_the_same_name_elsewhere_is_refused(stage: Stage,
             refusal(lambda: OrderedReceiver(stage.queue, storage, keeper=keeper)),
         )
     assert both == 2 * (("keeper", "it keeps leases of another queue work: make it with this queue object"),)
+
+
+def test_a_keeper_of_the_queue_below_a_pattern_with_handles_of_its_own_is_refused(stage: Stage, tmp_path: Path) -> None:
+    large = LargeMessageQueue(stage.queue, f"file://{tmp_path}/bodies", unreadable=keep)
+    told = [("keeper", "queue work has other handles there: make it with this queue object, patterns included")]
+    with LeaseKeeper(stage.queue) as keeper:
+        assert [refusal(lambda: stage.worker(stage.note, large, keeper=keeper))] == told
+    with LeaseKeeper(large) as keeper:
+        assert [refusal(lambda: stage.worker(stage.note, keeper=keeper))] == told
+        stage.send("small")
+        assert stage.work(stage.note, large, keeper=keeper).outcomes == {"done": 1}
 
 
 def test_a_keeper_of_another_object_of_the_same_queue_is_taken(stage: Stage) -> None:

@@ -28,6 +28,8 @@ class Wrapping(Closing):
 
     changes_bodies: ClassVar[bool] = True
     """Whether a pattern that overrides `send` changes what is sent, so that only the same pattern can read it."""
+    changes_handles: ClassVar[bool] = False
+    """Whether what it receives has handles that only the same pattern can use."""
 
     def __init__(self, inner: Queue) -> None:
         self.inner = inner
@@ -99,6 +101,16 @@ def innermost(queue: Queue) -> Queue:
     while isinstance(queue, Wrapping):
         queue = queue.inner
     return queue
+
+
+def handles_of(queue: Queue) -> list[type]:
+    """The patterns around it that have handles of their own."""
+    found = []
+    while isinstance(queue, Wrapping):
+        if queue.changes_handles:
+            found.append(type(queue))
+        queue = queue.inner
+    return found
 
 
 UNDER_WAY_MAX: Final = 2

@@ -7,7 +7,7 @@ out (keeper.py). docs/patterns/lease-keeper.md shows a lease's life.
 from veilmq.client.keeper.keeper import LeaseKeeper
 from veilmq.client.keeper.lease import KeeperStats, Lease, Loss, Plan, Reason, State
 from veilmq.client.queue import Queue, identity_of
-from veilmq.client.wrapping import innermost
+from veilmq.client.wrapping import handles_of, innermost
 from veilmq.model.errors import ParameterInvalid
 
 __all__ = ["KeeperStats", "Lease", "LeaseKeeper", "Loss", "Plan", "Reason", "State", "check_keeps"]
@@ -21,4 +21,7 @@ def check_keeps(keeper: LeaseKeeper, queue: Queue) -> None:
         raise ParameterInvalid(parameter="keeper", reason=reason)
     if identity_of(innermost(keeper.queue)) != identity_of(innermost(queue)):
         reason = f"it keeps leases of another queue {queue.name}: make it with this queue object"
+        raise ParameterInvalid(parameter="keeper", reason=reason)
+    if handles_of(keeper.queue) != handles_of(queue):
+        reason = f"queue {queue.name} has other handles there: make it with this queue object, patterns included"
         raise ParameterInvalid(parameter="keeper", reason=reason)

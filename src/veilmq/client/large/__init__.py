@@ -69,6 +69,8 @@ class Swept(msgspec.Struct, frozen=True):
 class LargeMessageQueue(Wrapping):
     """A `Queue` for bodies that `inner` could not carry. Thread-safe."""
 
+    changes_handles = True
+
     def __init__(
         self,
         inner: Queue,

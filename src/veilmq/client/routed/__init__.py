@@ -107,6 +107,8 @@ class RoutedQueue(Closing):
                 raise ParameterInvalid(parameter=f"split[{place}].types", reason=f"{min(twice)!r} is there twice")
             seen |= set(types)
         settings = template or Template()
+        if base_name.endswith(".fifo") and not settings.fifo:
+            settings = msgspec.structs.replace(settings, fifo=True)
         account.create(base_name, settings)
         routes: dict[str, Queue | Route] = {}
         for types, timeout in groups:

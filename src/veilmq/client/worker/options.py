@@ -106,7 +106,7 @@ class Options(TypedDict, total=False):
     keeper: Annotated[bool | Mapping[str, Any] | LeaseKeeper, True]
     """True (default): a lease keeper made for the lease; a mapping: parameters for it; a keeper; False: none."""
     stop_before_expiry: Annotated[float | None, None]
-    """Cancel the handler this long before its deadline (document 003, 3a)."""
+    """Cancel the handler this long before the end of its longest hold: its deadline then (document 003, 3a)."""
     retry: Annotated[Backoff, Backoff()]
     """When a failed message becomes visible again, by its receive count."""
     error_report: Annotated[ErrorReport | str | Callable[[str], str], ErrorReport.LINE]

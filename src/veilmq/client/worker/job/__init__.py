@@ -158,11 +158,12 @@ class Reject(Exception):
 
 
 class Calls(Protocol):
-    """The calls of a job to the message in hand. Both raise like `Queue.extend`."""
+    """The calls of a job to the message in hand. Both return the deadline that it then has, and raise like
+    `Queue.extend`."""
 
-    def checkpoint(self, state: Any, lease: float | None) -> None: ...
+    def checkpoint(self, state: Any, lease: float | None) -> float: ...
 
-    def extend(self, seconds: float) -> None: ...
+    def extend(self, seconds: float) -> float: ...
 
 
 class JobView:
@@ -226,12 +227,12 @@ class Job(JobView):
         MessageGone (nothing was saved: stop), ParameterInvalid (state), CapabilityMissing (the body cannot be replaced
         and the worker has no `checkpoints`), MessageTooLarge, TransportError, ServiceError.
         """
-        self._calls.checkpoint(state, lease)
+        self.deadline = self._calls.checkpoint(state, lease)
         self.state = state
 
     def extend(self, seconds: float) -> None:
         """Let the lease end `seconds` from now; a keeper continues from there. Raises like `Queue.extend`."""
-        self._calls.extend(seconds)
+        self.deadline = self._calls.extend(seconds)
 
 
 class AsyncJob(JobView):
@@ -245,16 +246,16 @@ class AsyncJob(JobView):
 
     async def checkpoint(self, state: Any, lease: float | None = None) -> None:
         """Like `Job.checkpoint`, without blocking the loop."""
-        await self._blocking(self._calls.checkpoint, state, lease)
+        self.deadline = await self._blocking(self._calls.checkpoint, state, lease)
         self.state = state
 
     async def extend(self, seconds: float) -> None:
         """Like `Job.extend`, without blocking the loop."""
-        await self._blocking(self._calls.extend, seconds)
+        self.deadline = await self._blocking(self._calls.extend, seconds)
 
-    async def _blocking(self, call: Callable[..., None], *values: Any) -> None:
+    async def _blocking(self, call: Callable[..., float], *values: Any) -> float:
         context = contextvars.copy_context()
-        await asyncio.get_running_loop().run_in_executor(self._pool, context.run, call, *values)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, context.run, call, *values)
 
 
 class Verdict(StrEnum):
@@ -449,15 +450,17 @@ class Hand:
         if self._checkpoints is not None:
             self._checkpoints.drop(self.key)
 
-    def extend(self, seconds: float, body: str | None = None) -> None:
-        """Let the lease end `seconds` from now, and the guard's claim with it. Raises like `Queue.extend`."""
+    def extend(self, seconds: float, body: str | None = None) -> float:
+        """Let the lease end `seconds` from now, and the guard's claim with it. Returns the deadline. Raises like
+        `Queue.extend`."""
         self.lease.extend(seconds, body)
         if self.on_extended is not None:
             self.on_extended()
         if self.keep_claim is not None:
             self.keep_claim()
+        return self.deadline
 
-    def checkpoint(self, state: Any, lease: float | None) -> None:
+    def checkpoint(self, state: Any, lease: float | None) -> float:
         """See `Job.checkpoint`."""
         seconds = self.seconds if lease is None else lease
         if self.lost:
@@ -474,6 +477,7 @@ class Hand:
             self.extend(seconds, body)
         else:
             raise CapabilityMissing(capability="checkpoint (bodies stay here: give the worker `checkpoints`)")
+        return self.deadline
 
     def _extend_or_go_on(self, seconds: float) -> None:
         """Extend the lease; if the queue cannot be reached, go on: the lease still runs, so progress can be saved."""

@@ -126,16 +126,18 @@ class _Calls:
         self._index = index
         self._attempt = attempt
 
-    def checkpoint(self, state: Any, lease: float | None) -> None:
+    def checkpoint(self, state: Any, lease: float | None) -> float:
         # As JSON, which it must be anyway, so that the parent does not need the classes of the handler's objects.
-        self._ask("checkpoint", encode_state(state), lease)
+        return self._ask("checkpoint", encode_state(state), lease)
 
-    def extend(self, seconds: float) -> None:
-        self._ask("extend", seconds)
+    def extend(self, seconds: float) -> float:
+        return self._ask("extend", seconds)
 
-    def _ask(self, kind: str, *content: Any) -> None:
-        if not self._child.ask(self._unit, (kind, self._index, *content)):
+    def _ask(self, kind: str, *content: Any) -> float:
+        deadline = self._child.ask(self._unit, (kind, self._index, *content))
+        if deadline is None:
             raise LeaseExpired(sequence=0, attempt=self._attempt)
+        return deadline
 
 
 class _Child:
@@ -171,19 +173,20 @@ class _Child:
                 self._unit = 0
             self.send("results", _packed_results(results))
 
-    def ask(self, unit: int, question: tuple[Any, ...]) -> bool:
-        """Ask the parent one question at a time; raises what the parent's call raised.
+    def ask(self, unit: int, question: tuple[Any, ...]) -> float | None:
+        """Ask the parent one question at a time; returns what the parent's call returned, and raises what it raised.
 
-        False: the handler's call is over, but a thread of it still runs. The parent would take the question for the
+        None: the handler's call is over, but a thread of it still runs. The parent would take the question for the
         next message's.
         """
         content = packed(question)
         with self._asking:
             if unit != self._unit:
-                return False
+                return None
             self.send("question", content)
-            raise_carried(self._answers.get())
-            return True
+            error, deadline = self._answers.get()
+            raise_carried(error)
+            return float(deadline)
 
     def send(self, kind: str, *content: Any) -> None:
         with self._lock:
@@ -439,12 +442,12 @@ class _Place:
             kind, content = self._pipe.recv()
             if kind == "results":
                 return _read_results(content, len(hands))
-            error = None
+            error, deadline = None, 0.0
             try:
-                _do(content, hands)
+                deadline = _do(content, hands)
             except Exception as raised:  # noqa: BLE001 raised again in the child, in the handler
                 error = carried(raised)
-            self._send(packed(("answer", error)))
+            self._send(packed(("answer", (error, deadline))))
 
     def _send(self, said: bytes) -> None:
         with self._sending:
@@ -473,14 +476,14 @@ class _Place:
                 self._process.kill()
 
 
-def _do(question: bytes, hands: Sequence[Hand]) -> None:
+def _do(question: bytes, hands: Sequence[Hand]) -> float:
     """Do what a handler asks for. Raises the call's errors, and the errors of unpickling its values."""
     kind, index, *content = pickle.loads(question)
+    hand: Hand = hands[index]
     if kind == "checkpoint":
         state, lease = content
-        hands[index].checkpoint(msgspec.json.decode(state), lease)
-    else:
-        hands[index].extend(*content)
+        return hand.checkpoint(msgspec.json.decode(state), lease)
+    return hand.extend(*content)
 
 
 def _read_results(content: bytes, count: int) -> list[Result]:
