@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable, TokenRefused
-from veilmq.pipeline.publish import _verdict, plans_of, publish
+from veilmq.pipeline.publish import OFF, _verdict, plans_of, publish
 from veilmq.testing.local import LocalServer
 
 QUEUE = ("000000000000", "us-east-1", "jobs")
@@ -63,6 +63,12 @@ def test_a_plan_is_suggested_and_applied_where_the_owner_says_so(veilmq_server: 
         assert (found.lease, found.by_type, found.applied) == (90, {"film": 600}, False)
         veilmq_server._ask("PATCH", "/api/v1/queues/000000000000/us-east-1/jobs", {"adaptive": "apply"})
         assert publish(plans, veilmq_server.admin_url, token(veilmq_server)) == {QUEUE: "applied"}
+
+
+def test_an_owner_who_wants_no_plans_is_an_answer(veilmq_server: LocalServer) -> None:
+    with veilmq_server.connect("jobs"):
+        veilmq_server._ask("PATCH", "/api/v1/queues/000000000000/us-east-1/jobs", {"adaptive": "off"})
+        assert publish(plans_of([row()], {}), veilmq_server.admin_url, token(veilmq_server)) == {QUEUE: OFF}
 
 
 def test_a_queue_that_is_gone_is_told(veilmq_server: LocalServer) -> None:

@@ -24,6 +24,8 @@ SIGNS: Final = ("received", "extended", "lease_resumed")
 """Events that show that a lease's holder is alive."""
 TAKEN: Final = ("applied", "suggested")
 """What a server says of a plan that it took."""
+OFF: Final = "off: its owner wants no plans"
+"""What is said of a queue whose `adaptive` is `off`."""
 _SECOND_US: Final = 1_000_000
 _TIMEOUT_S: Final = 30.0
 _TYPES_MAX: Final = 1_000
@@ -92,7 +94,7 @@ def _known(value: Any) -> Any:
 def publish(
     plans: Mapping[Queue, Mapping[str, Any]], server: str, token: str | None, certificate: str | None = None
 ) -> dict[Queue, str]:
-    """Send the plans. Returns the server's answer for each queue: `suggested`, `applied`, or why not.
+    """Send the plans. Returns the server's answer for each queue: `suggested`, `applied`, `OFF`, or why not.
 
     certificate: a PEM file to trust, for https. Raises SourceUnreachable, TokenRefused, OptionInvalid.
     """
@@ -135,6 +137,8 @@ def _verdict(server: str, status: int, body: bytes) -> str:
     said = message_of(body)
     if status == 401:
         raise TokenRefused(f"{server} refuses: {said or status}.", TOKEN_MEND)
+    if status == 501 and said is not None:
+        return OFF
     if status != 200 and said is not None:
         return said
     try:

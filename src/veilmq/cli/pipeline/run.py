@@ -379,6 +379,10 @@ def _write(asked: Asked, frame: "DataFrame", name: str) -> None:
 _PAUSE_MIN_S: Final = 1.0
 
 
+class PlansRefused(Failure):
+    """The server did not take every plan."""
+
+
 def loop(
     asked: Asked, environment: Mapping[str, str], every: str | None, retention_days: int, *, publish: bool
 ) -> None:
@@ -391,7 +395,13 @@ def loop(
     with reported():
         work = Loop(place_of(asked.out), kind=asked.format, retention_days=retention_days)
     with session(asked, environment, hold=False) as (spark, _, _):
-        told = _once(asked, environment, spark, work, publish=publish, told=False)
+        told = False
+        try:
+            told = _once(asked, environment, spark, work, publish=publish, told=False)
+        except PlansRefused as refused:  # the run itself went well
+            if pause_s is None:
+                raise
+            print(f"veilmq: {refused} {refused.advice}", file=sys.stderr, flush=True)
         while pause_s is not None:
             try:
                 time.sleep(max(pause_s, _PAUSE_MIN_S))
@@ -437,8 +447,8 @@ def _server_and_token(asked: Asked, environment: Mapping[str, str]) -> tuple[str
 
 def tell(asked: Asked, environment: Mapping[str, str], plans: "Mapping[Queue, Any]", how: Any = None) -> None:
     """Publish plans to the server of `asked` (how: or take them back), and print its answer to each. Raises
-    PipelineError; Failure if the server did not take every plan."""
-    from veilmq.pipeline.publish import TAKEN, publish
+    PipelineError; PlansRefused."""
+    from veilmq.pipeline.publish import OFF, TAKEN, publish
 
     said = (how or publish)(plans, *_server_and_token(asked, environment))
     for (account, region, queue), verdict in said.items():
@@ -446,10 +456,10 @@ def tell(asked: Asked, environment: Mapping[str, str], plans: "Mapping[Queue, An
             print_json({"account": account, "region": region, "queue": queue, "said": verdict})
         else:
             print(f"{queue}: {verdict}", flush=True)
-    refused = sum(verdict not in TAKEN for verdict in said.values())
+    refused = sum(verdict not in (*TAKEN, OFF) for verdict in said.values())
     if how is None and refused:
         message = f"the server did not take {refused} of {len(said)} plans"
-        raise Failure(Exit.WRONG, message, "The line of each queue says why.")
+        raise PlansRefused(Exit.WRONG, message, "The line of each queue says why.")
 
 
 def tidy(place: Path, retention_days: int | None, vacuum_hours: int, *, as_json: bool) -> None:
