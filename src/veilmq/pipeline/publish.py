@@ -24,7 +24,7 @@ SIGNS: Final = ("received", "extended", "lease_resumed")
 """Events that show that a lease's holder is alive."""
 TAKEN: Final = ("applied", "suggested")
 """What a server says of a plan that it took."""
-OFF: Final = "off: its owner wants no plans"
+OFF: Final = "adaptive = off: its owner wants no plans"
 """What is said of a queue whose `adaptive` is `off`."""
 _SECOND_US: Final = 1_000_000
 _TIMEOUT_S: Final = 30.0
