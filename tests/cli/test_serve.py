@@ -473,7 +473,7 @@ def test_help_and_version(veilmq: Any) -> None:
 
 @pytest.mark.parametrize("is_loaded", [False, True])
 def test_sqlite_counts_no_memory_unless_it_is_loaded_already(is_loaded: bool) -> None:
-    """What it is told before it is loaded may not undo what others told it."""
+    """The program that loaded it may have given it settings, which stay."""
     code = f"""
 if {is_loaded}:
     import apsw

@@ -1,6 +1,7 @@
 """`veilmq serve --cluster`: every server answers every request, and another one goes on when the owner is gone."""
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -165,6 +166,7 @@ class Client:
         return int(found[names[0]]), int(found[names[1]])
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts a small disk")
 def test_a_follower_that_does_not_follow_says_so(servers: Servers, tmp_path: Path) -> None:
     with small_disk(tmp_path / "small") as small:
         (small / "data").mkdir(mode=0o700)

@@ -33,7 +33,7 @@ from veilmq.model.errors import StoreUnknown
 from veilmq.model.settings.queue import QueueInfo
 from veilmq.store.directory import COMMITTED, DATABASE, REDO, DatabaseUnusable
 from veilmq.store.files import durable_write
-from veilmq.store.log import TOGETHER, Diverged, Follower, FormatUnknown, NotOwner, SnapshotBad
+from veilmq.store.log import Diverged, Follower, FormatUnknown, NotOwner, SnapshotBad, together
 
 POLL_SECONDS: Final = 0.03
 """How often a follower looks for new records and for the owner's sign of life."""
@@ -387,9 +387,7 @@ class Copy:
         follower = self.follower
         try:
             entries = reader.read_on(follower.position)
-            more = bool(entries)
-            while entries:
-                part, entries = entries[:TOGETHER], entries[TOGETHER:]
+            for part in together(entries):
                 try:
                     changed = follower.apply(part, forced=self._forced_at, alone=self._diverged)
                 finally:
@@ -401,7 +399,7 @@ class Copy:
                 if changed.shared and not self._is_behind:
                     self._watch.shared(follower.shared())
                 self.lsn = follower.position.lsn
-            if self._is_behind and not more:
+            if self._is_behind and not entries:
                 self._is_behind = False
                 self._show(follower)
         except FormatUnknown as error:
@@ -413,7 +411,7 @@ class Copy:
             self._trimmed = str(error) if isinstance(error, LogTrimmed) else ""
             self.throw_away(str(error))
             return True
-        return more
+        return bool(entries)
 
     def _is_owners_fault(self, lsn: int, error: Diverged) -> bool:
         """Whether the copy was filled anew since it diverged at this record. Then it is the owner's that is damaged,

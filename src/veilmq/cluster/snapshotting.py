@@ -25,7 +25,7 @@ from veilmq.engine.directory import copy_checked, digest_of, open_follower
 from veilmq.model.errors import StoreUnknown
 from veilmq.store import Options
 from veilmq.store.directory import DATABASE, DatabaseFailed, DatabaseUnusable, NotOurs
-from veilmq.store.log import TOGETHER, Diverged, Point
+from veilmq.store.log import Diverged, Point, together
 
 SNAPSHOT_BYTES: Final = 256 << 20
 """A snapshot is due when the log since the last one has so many bytes, and at least as many as the state: a server that
@@ -190,7 +190,8 @@ class Snapshotting:
         with closing(open_follower(place, _OPTIONS)) as copy:
             while (missing := proof.lsn - copy.position.lsn) > 0:
                 self._go_on()
-                copy.apply(self._reader.read(copy.position, min(missing, TOGETHER)))
+                for part in together(self._reader.read(copy.position, min(missing, 1_000))):
+                    copy.apply(part)
             position = copy.position
         with closing(digest_of(place / DATABASE)) as reading:
             clock = reading.clock

@@ -206,6 +206,11 @@ def checksum(record: bytes) -> int:
     return crc32(record)
 
 
+def together(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
+    """What a follower applies in one transaction each."""
+    return (entries[place : place + TOGETHER] for place in range(0, len(entries), TOGETHER))
+
+
 _RECORD: Final = msgspec.msgpack.Decoder(Record)
 
 

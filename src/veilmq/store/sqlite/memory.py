@@ -1,4 +1,4 @@
-"""How SQLite uses memory: decided before it is loaded, so beside no other module."""
+"""What SQLite must be told before anything loads it. So this module imports none that does."""
 
 import sys
 

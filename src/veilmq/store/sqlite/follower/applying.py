@@ -11,7 +11,7 @@ counted until it has taken some: then it is there, until the file's schema chang
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import groupby, pairwise
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
@@ -101,16 +101,12 @@ class Applier:
         try:
             yield
         finally:
-            try:
-                if connection.in_transaction:
-                    if self.position != before:
-                        connection.execute(MOVE, self.position)
-                    connection.execute("COMMIT")
-                else:
-                    self.position = before
-            except BaseException:
-                self.position = before
-                raise
+            reached, self.position = self.position, before
+            if connection.in_transaction:
+                if reached != before:
+                    connection.execute(MOVE, reached)
+                connection.execute("COMMIT")
+                self.position = reached
 
     @contextmanager
     def _whole(self) -> Iterator[None]:
@@ -194,13 +190,10 @@ class Applier:
 
 def _merged(effects: Sequence[bytes]) -> bytes:
     """One changeset of several, or one patchset."""
-    builder = apsw.ChangesetBuilder()  # type: ignore[no-untyped-call]
-    try:
+    with closing(apsw.ChangesetBuilder()) as builder:  # type: ignore[no-untyped-call]
         for each in effects:
             builder.add(each)
         return builder.output()
-    finally:
-        builder.close()
 
 
 def _rows(changeset: bytes) -> Iterator[tuple[str, Any]]:
