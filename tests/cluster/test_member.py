@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack, closing, contextmanager
 from pathlib import Path
 from threading import Event
 from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pytest
@@ -22,8 +23,9 @@ from tests.support.sqlite import SMALL
 from veilmq.cluster import snapshotting
 from veilmq.cluster.member import Member
 from veilmq.cluster.postgres import Postgres
-from veilmq.cluster.postgres.ownership import MARGIN_US, Before, Ownership, begins_at
+from veilmq.cluster.postgres.ownership import MARGIN_US, Before, Ownership, Server, begins_at
 from veilmq.cluster.postgres.schema import LEASE_US, Formats, init
+from veilmq.cluster.registry import Registry
 from veilmq.engine.directory import STATE_FORMAT
 from veilmq.engine.engine import Engine
 from veilmq.model.instant import DAY_US, HOUR_US, SECOND_US, Instant
@@ -169,6 +171,41 @@ def test_the_lease_of_a_dead_owner_runs_out_while_a_copy_is_filled(cluster: Clus
         stopping.set()
         assert member.registry is not None
         member.registry.leave()
+
+
+def test_a_copy_is_filled_while_the_own_name_is_taken(cluster: Cluster, tmp_path: Path) -> None:
+    """A killed server's name stays taken for some seconds, also for itself if it lost its directory. Meanwhile its copy
+    is filled, and the dead owner's lease runs out."""
+    stage = Stage(LoggedFactory(tmp_path / "owner", cluster.log()))
+    stage.send(stage.create(), "x")
+    stage.store.close()
+    killed = Server("one", "one:9400", uuid4(), Formats(1, 1))
+    cluster.kept(Registry(cluster.postgres(), cluster.shard.incarnation, killed, "", Formats(1, 1))).register()
+    clock, stopping = Clock(), Event()
+    found: list[tuple[int, SqliteFollower]] = []
+
+    def opened(path: Path) -> SqliteFollower:
+        follower = SqliteFollower(path, SMALL)
+        found.append((follower.position.lsn, follower))
+        return follower
+
+    member = Member(cluster.pair.dsn, tmp_path / "copy", opened, clock, formats=Formats(1, 1), name="one")
+    joining = begin(lambda: member.join(stopping))
+    try:
+        last = cluster.rows()[-1][0]
+        until(lambda: bool(found) and found[0][1].position.lsn == last)
+        assert not joining.done()
+        cluster.pair.primary.query("update veilmq.server set seen = seen - interval '1 min'")
+        assert joining.result(20) is not None
+        clock.advance(LEASE_US + MARGIN_US)
+        ownership = begin(lambda: member.follow(stopping)).result(20)
+        assert isinstance(ownership, Ownership)
+        ownership.close()
+        assert [lsn for lsn, _ in found] == [0, last]
+    finally:
+        stopping.set()
+        if member.registry is not None:
+            member.registry.leave()
 
 
 class Enough(Exception):

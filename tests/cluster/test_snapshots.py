@@ -16,7 +16,7 @@ from tests.support.postgres import until
 from tests.support.sqlite import SMALL, store_of
 
 from veilmq.cluster import snapshotting
-from veilmq.cluster.member import Copy, Watch
+from veilmq.cluster.copy import Copy, Watch
 from veilmq.cluster.postgres import Unfit, Unreachable
 from veilmq.cluster.postgres.log import reading
 from veilmq.cluster.postgres.snapshots import Snapshot, Snapshots, needed
@@ -165,9 +165,9 @@ class TestCopy:
 
         monkeypatch.setattr(reader, "read", reads)
         with closing(Copy(tmp_path / "new", follower, snapshots)) as new:
-            assert new._apply(reader)
+            assert new.read_on(reader)
             new.throw_away("it begins anew")
-            assert new._apply(reader)
+            assert new.read_on(reader)
             cluster.pair.primary.query(
                 "select pg_terminate_backend(pid, 1000) from pg_stat_activity where application_name = 'veilmq'"
             )

@@ -5,6 +5,8 @@ owner's sign of life beside it, and takes over once that has stood still for lon
 reads the rest of the log, in a later statement, and only then is the directory opened as a store. A copy that has
 diverged is thrown away, and filled again from the log.
 
+A server that was killed and lost its directory finds its own name taken for some seconds: it fills its copy meanwhile.
+
 The lease clock goes on where the owner's was: from its last renewal on, by the time that this server has measured
 since, or else by what PostgreSQL's clock and its own wall time agree on. So a take-over ends no lease early, even where
 the clocks of two machines are an hour apart.
@@ -12,17 +14,18 @@ the clocks of two machines are an hour apart.
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, closing, suppress
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, TypeVar
 from uuid import UUID, uuid4
 
 import msgspec
 
+from veilmq.cluster.copy import Copy, Watch
 from veilmq.cluster.postgres import Postgres, Seen, Unfit, Unreachable
-from veilmq.cluster.postgres.log.reading import LogDiverged, LogReader, LogTrimmed
+from veilmq.cluster.postgres.log.reading import LogReader
 from veilmq.cluster.postgres.ownership import Candidate, Memory, Ownership, Server, Sight, StillOwned
 from veilmq.cluster.postgres.schema import Formats, Outdated, Shard, WrongCluster, look, refuse_moved
 from veilmq.cluster.postgres.snapshots import Snapshots
@@ -30,10 +33,9 @@ from veilmq.cluster.registry import NameTaken, Registry, Told, ask_to_hand_over,
 from veilmq.cluster.snapshotting import SNAPSHOT_BYTES, Snapshotting
 from veilmq.engine.directory import is_full
 from veilmq.model.errors import StoreUnknown
-from veilmq.model.settings.queue import QueueInfo
-from veilmq.store.directory import COMMITTED, DATABASE, REDO, DatabaseUnusable
+from veilmq.store.directory import DATABASE, DatabaseUnusable
 from veilmq.store.files import durable_write
-from veilmq.store.log import Diverged, Follower, FormatUnknown, NotOwner, SnapshotBad, together
+from veilmq.store.log import Follower
 
 POLL_SECONDS: Final = 0.03
 """How often a follower looks for new records and for the owner's sign of life."""
@@ -45,7 +47,6 @@ LOOKS_BETWEEN_TELLING: Final = 30
 """After so many looks it tells the cluster that it is there."""
 MEMBER_FILE: Final = "cluster.json"
 SEEN_FILE: Final = "lease-clock.json"
-_COPY: Final = (f"{DATABASE}-wal", f"{DATABASE}-shm", DATABASE, REDO, COMMITTED)
 
 FOR_GOOD: Final = (Outdated, WrongCluster, NameTaken)
 """Why a server stops that ran already. What else is wrong with PostgreSQL an operator may mend meanwhile."""
@@ -74,19 +75,6 @@ def membership(directory: Path) -> Membership | None:
         return None
     except msgspec.MsgspecError as error:
         raise Unfit(f"{path} is damaged: remove the directory, it is filled again from the log ({error})") from error
-
-
-class Watch(NamedTuple):
-    """Whom a follower tells what it does, in its own thread."""
-
-    opened: Callable[[Follower], object] = lambda follower: None
-    """The copy was opened; or filled anew, and has all of the log."""
-    saw: Callable[[Sight], object] = lambda sight: None
-    """It has looked at the owner, for the first time or since another server is."""
-    learnt: Callable[[dict[int, QueueInfo | None]], object] = lambda queues: None
-    """Queues that the copy has, or that were changed or deleted (None), by incarnation."""
-    shared: Callable[[dict[str, bytes]], object] = lambda values: None
-    """What all servers have, by name: when the copy was opened, and when one was changed."""
 
 
 class Member:
@@ -121,6 +109,8 @@ class Member:
         self.postgres = Postgres(dsn, single_copy=single_copy, seen=seen)
         self._trouble = self._no_room = ""
         self._copy: Copy | None = None
+        self._candidate: Candidate | None = None
+        """Which has looked at the owner before `follow`."""
         self._level_ns = read_boot_ns()
         self.registry: Registry | None = None
         """This server's row, from the first `join` on."""
@@ -180,10 +170,8 @@ class Member:
         server = registry.server = self._server(kept)
         with ExitStack() as stack:
             reader = stack.enter_context(closing(LogReader(self.postgres, kept.incarnation)))
-            memory = Memory(kept.incarnation, self._directory / SEEN_FILE)
-            candidate = stack.enter_context(
-                closing(Candidate(self.postgres, server, kept.incarnation, self._boot_ns, memory=memory))
-            )
+            candidate, self._candidate = stack.enter_context(closing(self._watching(kept))), None
+            candidate.server = server
             candidate.look()  # a dead owner's lease runs out while the copy is filled
             snapshots = Snapshots(self.postgres, kept.incarnation)
             copy = stack.enter_context(closing(Copy(self._directory, self._open_follower, snapshots, watch)))
@@ -233,6 +221,12 @@ class Member:
                 stopping.wait(POLL_SECONDS)
         return None
 
+    def _watching(self, kept: Membership) -> Candidate:
+        memory = Memory(kept.incarnation, self._directory / SEEN_FILE)
+        return self._candidate or Candidate(
+            self.postgres, self._server(kept), kept.incarnation, self._boot_ns, memory=memory
+        )
+
     def _replace(self, owner: str) -> None:
         """Ask an owner whose copy is damaged to hand over to this server. Raises Unreachable."""
         try:
@@ -260,33 +254,59 @@ class Member:
 
     def _join(self, stopping: threading.Event) -> Shard | None:
         taken: NameTaken | None = None
-        while not stopping.is_set():
-            try:
-                with self.postgres.connect() as session:
-                    shard = look(session, incarnation=None if self._kept is None else self._kept.incarnation)
-                refuse_moved(shard)
-                self._formats.admit(shard)
-                if self._kept is None:
-                    if (self._directory / DATABASE).exists():
-                        raise WrongCluster(
-                            f"{self._directory} holds the data of a server alone: give this server an empty directory, "
-                            "and bring the data into an empty cluster with `veilmq cluster import`; or leave --cluster "
-                            "and VEILMQ_CLUSTER out, to serve it alone"
-                        )
-                    self._kept = Membership(shard.incarnation, uuid4(), 0, 0)
-                self._keep(self._kept)
-                self._register(self._kept)
-            except (Unreachable, Unfit) as error:
-                if isinstance(error, NameTaken) and (taken is None or taken.seen == error.seen):
-                    taken = error  # it may be gone, as this one was, if it lost its directory
-                elif isinstance(error, Unfit) and (self.registry is None or isinstance(error, FOR_GOOD)):
-                    raise
-                self._tell(str(error))
-                stopping.wait(TROUBLE_SECONDS)
-                continue
-            self._tell("")
-            return shard
+        with closing(self._filling()) as filling:
+            while not stopping.is_set():
+                try:
+                    shard = self._joined()
+                except (Unreachable, Unfit) as error:
+                    if isinstance(error, NameTaken) and (taken is None or taken.seen == error.seen):
+                        taken = error  # it may be gone, as this one was, if it lost its directory
+                    elif isinstance(error, Unfit) and (self.registry is None or isinstance(error, FOR_GOOD)):
+                        raise
+                    self._tell(str(error))
+                    again_ns = self._boot_ns() + int(TROUBLE_SECONDS * 1e9)
+                    if taken is not None:
+                        with suppress(Unreachable, Unfit):
+                            while self._boot_ns() < again_ns and not stopping.is_set() and next(filling, False):
+                                pass
+                    stopping.wait(max(0.0, (again_ns - self._boot_ns()) / 1e9))
+                else:
+                    self._tell("")
+                    return shard
         return None
+
+    def _joined(self) -> Shard:
+        """Raises Unreachable, Unfit."""
+        with self.postgres.connect() as session:
+            shard = look(session, incarnation=None if self._kept is None else self._kept.incarnation)
+        refuse_moved(shard)
+        self._formats.admit(shard)
+        if self._kept is None:
+            if (self._directory / DATABASE).exists():
+                raise WrongCluster(
+                    f"{self._directory} holds the data of a server alone: give this server an empty directory, "
+                    "and bring the data into an empty cluster with `veilmq cluster import`; or leave --cluster "
+                    "and VEILMQ_CLUSTER out, to serve it alone"
+                )
+            self._kept = Membership(shard.incarnation, uuid4(), 0, 0)
+        self._keep(self._kept)
+        self._register(self._kept)
+        return shard
+
+    def _filling(self) -> Generator[bool]:
+        """Fill the copy of an empty directory, a page of the log at a time. Raises as `follow`; Unreachable, Unfit."""
+        kept = self._kept
+        if kept is None or (self._directory / DATABASE).exists():
+            return
+        candidate = self._candidate = self._watching(kept)
+        with (
+            closing(candidate),
+            closing(LogReader(self.postgres, kept.incarnation)) as reader,
+            closing(Copy(self._directory, self._open_follower, Snapshots(self.postgres, kept.incarnation))) as copy,
+        ):
+            candidate.look()  # a dead owner's lease runs out meanwhile
+            while copy.read_on(reader):
+                yield True
 
     def _server(self, kept: Membership) -> Server:
         return Server(self._name, self.address, kept.holder, self._formats)
@@ -295,7 +315,11 @@ class Member:
         """Raises as `Registry.register`."""
         if self.registry is None:
             registry = Registry(self.postgres, kept.incarnation, self._server(kept), self._release, self._formats)
-            registry.register()
+            try:
+                registry.register()
+            except BaseException:
+                registry.close()
+                raise
             self.registry = registry
 
     def _keep(self, kept: Membership) -> None:
@@ -325,169 +349,3 @@ def _tell_silence(silent: str, sight: Sight, candidate: Candidate) -> str:
         log.info("the owner, %s, gives signs of life again", silent)
         return ""
     return silent
-
-
-class Copy:
-    """The copy in a directory, and what fills it."""
-
-    def __init__(
-        self,
-        directory: Path,
-        open_follower: Callable[[Path], Follower],
-        snapshots: Snapshots,
-        watch: "Watch | None" = None,
-    ) -> None:
-        """Raises Unreachable, Unfit, and as the opening of a follower."""
-        self._watch = watch or Watch()
-        self._directory = directory
-        self._open = open_follower
-        self._snapshots = snapshots
-        self._bad: set[int] = set()
-        """Snapshots that were no use."""
-        self._filled_from: int | None = None
-        """The snapshot that this copy began with."""
-        self._trimmed = ""
-        """Why the log alone cannot fill it."""
-        self.lsn = 0
-        """The last record that it has."""
-        self._is_behind = False
-        """Whether it is being filled again. It then tells nobody how queues were: an old policy must not come back."""
-        self._diverged = set[int]()
-        """Records that did not fit."""
-        self._forced_at = 0
-        """The one that is applied although it does not; 0: none."""
-        self.doubted_epoch = 0
-        """Of an owner whose record did not fit this copy, though that had been filled anew."""
-        self._follower: Follower | None = None
-        self._follower = self._filled()
-
-    @property
-    def follower(self) -> Follower:
-        """What applies the records."""
-        if self._follower is None:
-            self._follower = self._filled()
-        return self._follower
-
-    def catch_up(self, reader: LogReader, ownership: Ownership | None = None) -> None:
-        """Apply all that the log has. Raises Unreachable, Unfit.
-
-        ownership: held already. It is given back if the copy cannot be brought up to date.
-        """
-        try:
-            while self._apply(reader):
-                pass
-        except BaseException:
-            if ownership is not None:
-                with suppress(NotOwner, Unreachable, Unfit):
-                    ownership.hand_over("", ownership.before.clock)
-            raise
-
-    def _apply(self, reader: LogReader) -> bool:
-        """Apply the next records; whether there may be more."""
-        follower = self.follower
-        try:
-            entries = reader.read_on(follower.position)
-            for part in together(entries):
-                try:
-                    changed = follower.apply(part, forced=self._forced_at, alone=self._diverged)
-                finally:
-                    for entry in part:
-                        if entry.lsn == self._forced_at <= follower.position.lsn:
-                            self.doubted_epoch = entry.epoch
-                if changed.queues and not self._is_behind:
-                    self._watch.learnt(follower.queues(changed.queues))
-                if changed.shared and not self._is_behind:
-                    self._watch.shared(follower.shared())
-                self.lsn = follower.position.lsn
-            if self._is_behind and not entries:
-                self._is_behind = False
-                self._show(follower)
-        except FormatUnknown as error:
-            raise Outdated(f"{error} this server; its copy stays as it is") from error
-        except (Diverged, LogDiverged, LogTrimmed) as error:
-            if isinstance(error, Diverged) and self._is_owners_fault(follower.position.lsn + 1, error):
-                return True
-            self._doubt(error)
-            self._trimmed = str(error) if isinstance(error, LogTrimmed) else ""
-            self.throw_away(str(error))
-            return True
-        return bool(entries)
-
-    def _is_owners_fault(self, lsn: int, error: Diverged) -> bool:
-        """Whether the copy was filled anew since it diverged at this record. Then it is the owner's that is damaged,
-        and the record is applied all the same: or else no server could follow any more."""
-        if lsn not in self._diverged or lsn == self._forced_at:
-            self._diverged.add(lsn)
-            self._forced_at = 0
-            return False
-        self._forced_at = lsn
-        log.error("record %d does not fit a copy filled anew, so its owner's is damaged: it is applied: %s", lsn, error)
-        return True
-
-    def _filled(self) -> Follower:
-        """Open the copy, filled from a snapshot if there is none. Raises Unfit if that is needed and cannot be had."""
-        while True:
-            if not (self._directory / DATABASE).exists() and not self._fill() and self._trimmed:
-                raise Unfit(f"{self._directory} cannot be filled: {self._trimmed}, and no snapshot can be read")
-            try:
-                return self._opened()
-            except Diverged as error:
-                self._doubt(error)
-                self.throw_away(str(error))
-
-    def _doubt(self, error: Exception) -> None:
-        """The copy is no use: nor is the snapshot that it began with, unless only the log went on without it."""
-        if self._filled_from is not None and (not isinstance(error, LogTrimmed) or self._filled_from == self.lsn):
-            self._bad.add(self._filled_from)
-
-    def _opened(self) -> Follower:
-        self._follower = follower = self._open(self._directory)
-        self.lsn = follower.position.lsn
-        if not self._is_behind:
-            self._show(follower)
-        return follower
-
-    def _show(self, follower: Follower) -> None:
-        self._watch.opened(follower)
-        self._watch.learnt(follower.queues())
-        self._watch.shared(follower.shared())
-
-    def _fill(self) -> bool:
-        """Put the newest good snapshot into the directory. Raises Unreachable, Unfit, OSError."""
-        self._directory.mkdir(mode=0o700, exist_ok=True)
-        part = self._directory / f"{DATABASE}.part"
-        for snapshot in self._snapshots.list():
-            if snapshot.lsn in self._bad:
-                continue
-            try:
-                self._snapshots.read(snapshot, part)
-            except SnapshotBad as error:
-                log.error("%s: an older one is taken", error)
-                self._bad.add(snapshot.lsn)
-                part.unlink(missing_ok=True)
-                continue
-            part.chmod(0o600)
-            part.rename(self._directory / DATABASE)
-            self._filled_from = snapshot.lsn
-            log.info("filled from the snapshot of record %d", snapshot.lsn)
-            return True
-        return False
-
-    def throw_away(self, why: str) -> None:
-        """Remove the copy; it is filled again when it is needed."""
-        self.close()
-        self._filled_from, self._is_behind = None, True
-        remove_copy(self._directory, why)
-
-    def close(self) -> None:
-        """Release the directory."""
-        if self._follower is not None:
-            self._follower.close()
-            self._follower = None
-
-
-def remove_copy(directory: Path, why: str) -> None:
-    """Remove a copy that nobody has open."""
-    log.error("%s: %s: the copy is thrown away and filled again", directory, why)
-    for name in _COPY:
-        (directory / name).unlink(missing_ok=True)

@@ -16,7 +16,8 @@ from typing import Final
 
 import msgspec
 
-from veilmq.cluster.member import FOR_GOOD, Member, Watch, remove_copy
+from veilmq.cluster.copy import Watch, remove_copy
+from veilmq.cluster.member import FOR_GOOD, Member
 from veilmq.cluster.peer import Identity
 from veilmq.cluster.peer.caller import Caller, OnReturned
 from veilmq.cluster.peer.connection import Connection
@@ -114,8 +115,7 @@ class ClusterServer:
         assert settings.cluster is not None
         self._settings = settings
         self._clock = clock
-        self._stopping = threading.Event()
-        self._ended = asyncio.Event()
+        self._stopping, self._ended = threading.Event(), asyncio.Event()
         self.unread = Unread(settings.held_bytes_max)
         self.aliases = Aliases()
         self.front = Front(clock, self._caller)
