@@ -157,10 +157,13 @@ class TestShared:
             reader.delete(message.handle)
             assert len(keys(store, "topic=news")) == left
 
-    def test_a_small_one_needs_no_object(self, queues: list[Queue], store: ObjectStore) -> None:
-        self.publish(store, queues, "small")
+    def test_what_fits_into_every_queue_needs_no_object(self, queues: list[Queue], store: ObjectStore) -> None:
+        fits = "x" * 45_000
+        self.publish(store, queues, fits)
         assert keys(store, "topic=news") == []
-        assert [queue.receive()[0].body for queue in queues] == ["small"] * 3
+        assert [queue.receive()[0].body for queue in queues] == [fits] * 3
+        self.publish(store, queues, f"{fits}x")
+        assert len(keys(store, "topic=news")) == 4
 
     def test_one_that_never_deletes_is_swept(
         self, embedded: EmbeddedClient, queues: list[Queue], store: ObjectStore

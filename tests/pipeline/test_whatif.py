@@ -168,11 +168,11 @@ def leases_of(frames: Any, queue: str) -> Any:
     sends = others.where("kind = 'sent'").toPandas().assign(attempt=0, outcome=None, exact=False)
     known = pd.concat([leases.toPandas(), sends])
     known = known[known.queue == queue][list(COLUMNS)]
-    return known.assign(receives_max=6, is_fifo=False)
+    return known.assign(receives_max=6)
 
 
 def test_a_fifo_queue_is_not_replayed(rows: Any) -> None:
-    given = leases_of(rows, "media").assign(is_fifo=True)
+    given = leases_of(rows, "media").assign(queue="media.fifo")
     (row,) = compared(given, Wanted(timeout_s=9), None)
     assert row["note"] == "a FIFO queue: its groups are not replayed"
 

@@ -258,5 +258,5 @@ def _frame(jobs: Sequence[_Job], came: Sequence[float], leases: list[list[Any]],
     rows = pd.concat([one, two.astype(object)], ignore_index=True).infer_objects()
     named = {"account": "000000000000", "region": "us-east-1", "queue": "jobs", "incarnation": 2}
     return rows.assign(
-        **named, extensions=0, watched_us=np.nan, renewed_share=np.nan, receives_max=under.receives_max, is_fifo=False
+        **named, extensions=0, watched_us=np.nan, renewed_share=np.nan, receives_max=under.receives_max
     )

@@ -326,9 +326,10 @@ class SharedBodies:
     """Stores a topic's large messages once for all its queues: the `bodies` of a `PullTopic`. Thread-safe."""
 
     def __init__(
-        self, store: str | ObjectStore, topic: str, *, threshold_bytes: int = 65_536, clock: Clock = SYSTEM
+        self, store: str | ObjectStore, topic: str, *, threshold_bytes: int = 45_000, clock: Clock = SYSTEM
     ) -> None:
-        """threshold_bytes: UTF-8 bytes above which a body goes to the store. Raises ParameterInvalid."""
+        """threshold_bytes: UTF-8 bytes above which a body goes to the store; so many fit into 64 KiB as base64, with
+        attributes. Raises ParameterInvalid."""
         checks.at_least(threshold_bytes, "threshold_bytes", 0)
         self._store = store if isinstance(store, ObjectStore) else ObjectStore(store)
         # No queue's name has an equals sign, so no queue's sweep removes these objects.

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from veilmq.model.settings.queue import FIFO_SUFFIX
 from veilmq.pipeline.errors import OptionInvalid
 from veilmq.pipeline.estimates.buckets import struct
 
@@ -107,7 +108,6 @@ def whatif(leases: "DataFrame", others: "DataFrame", wanted: Wanted, costs: "Cos
     limits = others.groupBy(*queue).agg(
         F.count_if(is_sent).alias("sends"),
         F.max_by(told, F.when(told.isNotNull(), F.col("offset"))).alias("receives_max"),
-        F.max(is_sent & F.col("group").isNotNull()).alias("is_fifo"),
         F.percentile_approx(F.when(is_sent, F.col("at")), [1 - each for each in _SHARES], _ACCURACY).alias("ages"),
     )
     which = F.ceil(F.log2(F.col("sends") / MESSAGES_MAX) * _IN_AN_OCTAVE).cast("int") - 1
@@ -155,7 +155,7 @@ def check_types(leases: "DataFrame", types: Collection[str]) -> None:
 
 
 def compared(rows: Any, wanted: Wanted, given: "Costs | None" = None) -> list[dict[str, Any]]:
-    """The rows of one queue, from a pandas frame with `COLUMNS`, `receives_max`, `is_fifo`."""
+    """The rows of one queue, from a pandas frame with `COLUMNS` and `receives_max`."""
     import numpy as np
 
     from veilmq.estimate.schedule import Costs
@@ -168,7 +168,7 @@ def compared(rows: Any, wanted: Wanted, given: "Costs | None" = None) -> list[di
     names["type"] = first["type"] if wanted.by_type and isinstance(first["type"], str) else None
     costs = given or Costs()
     finished = int(rows[rows.attempt > 0].exact.astype(bool).sum())
-    if bool(first["is_fifo"]):
+    if names["queue"].endswith(FIFO_SUFFIX):  # messages of standard queues have groups, too
         return [names | {"under": "today", "note": "a FIFO queue: its groups are not replayed"}]
     if finished < _MESSAGES_MIN:
         return [names | {"under": "today", "note": f"{finished} finished attempts: {_MESSAGES_MIN} are needed"}]

@@ -32,8 +32,8 @@ from veilmq.store.rollups import ARRIVED, CLIENT_COUNTS, Rollup, SeenClients, is
 from veilmq.store.sqlite.batch.queues import Queues
 from veilmq.store.sqlite.batch.rollups.worst import Worst, counted_in
 
-EVENTS_MAX: Final = 4_096
-"""So many events of committed batches wait to be added."""
+EVENTS_MAX: Final = 2_048
+"""So many events of committed batches wait to be added: one or two milliseconds of the loop."""
 MINUTES_AN_HOUR: Final = HOUR_US // MINUTE_US
 PERIOD_SHIFT: Final = 36
 """Row ids: number of the minute or hour, and behind it so many bits for the queue's incarnation."""
