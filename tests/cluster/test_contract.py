@@ -43,8 +43,7 @@ class ClusterFactory(SqliteFactory):
         super().kill(store)
         (self.path / "redo").unlink()
         with closing(SqliteFollower(self.path, SMALL)) as owner:
-            for lsn, epoch, record in self._cluster.reader().read(owner.position):
-                owner.apply(lsn, epoch, record)
+            owner.apply(self._cluster.reader().read(owner.position))
 
     def damage(self, sequence: int) -> None:
         """See `StoreFactory.damage`. A store whose batches are in a log flushes when it is opened."""
