@@ -18,7 +18,7 @@ from tests.support.postgres import Pair
 from tests.support.sqlite import SMALL, SqliteFactory
 
 from veilmq.cli.output import instant
-from veilmq.cluster.copy import Copy
+from veilmq.cluster.member.copy import Copy
 from veilmq.cluster.moving import export_directory, import_directory
 from veilmq.cluster.postgres import Postgres, Unfit
 from veilmq.cluster.postgres.schema import init, look

@@ -16,7 +16,7 @@ from tests.support.postgres import until
 from tests.support.sqlite import SMALL, store_of
 
 from veilmq.cluster import snapshotting
-from veilmq.cluster.copy import Copy, Watch
+from veilmq.cluster.member.copy import Copy, Watch
 from veilmq.cluster.postgres import Unfit, Unreachable
 from veilmq.cluster.postgres.log import reading
 from veilmq.cluster.postgres.snapshots import Snapshot, Snapshots, needed

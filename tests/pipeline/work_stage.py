@@ -257,6 +257,4 @@ def _frame(jobs: Sequence[_Job], came: Sequence[float], leases: list[list[Any]],
     two = two.assign(visible_since=sent, exact=False)
     rows = pd.concat([one, two.astype(object)], ignore_index=True).infer_objects()
     named = {"account": "000000000000", "region": "us-east-1", "queue": "jobs", "incarnation": 2}
-    return rows.assign(
-        **named, extensions=0, watched_us=np.nan, renewed_share=np.nan, receives_max=under.receives_max
-    )
+    return rows.assign(**named, extensions=0, watched_us=np.nan, renewed_share=np.nan, receives_max=under.receives_max)

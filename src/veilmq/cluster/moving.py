@@ -20,7 +20,7 @@ import msgspec
 import psycopg
 from psycopg.types.numeric import Int8
 
-from veilmq.cluster.copy import Copy
+from veilmq.cluster.member.copy import Copy
 from veilmq.cluster.postgres import ClusterError, Postgres, Session, Uncertain, Unfit
 from veilmq.cluster.postgres.log import insertion
 from veilmq.cluster.postgres.log.reading import LogDiverged, LogReader, LogTrimmed, end_of_log

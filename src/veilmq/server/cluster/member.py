@@ -16,8 +16,8 @@ from typing import Final
 
 import msgspec
 
-from veilmq.cluster.copy import Watch, remove_copy
 from veilmq.cluster.member import FOR_GOOD, Member
+from veilmq.cluster.member.copy import Watch, remove_copy
 from veilmq.cluster.peer import Identity
 from veilmq.cluster.peer.caller import Caller, OnReturned
 from veilmq.cluster.peer.connection import Connection

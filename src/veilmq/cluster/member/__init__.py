@@ -23,7 +23,7 @@ from uuid import UUID, uuid4
 
 import msgspec
 
-from veilmq.cluster.copy import Copy, Watch
+from veilmq.cluster.member.copy import Copy, Watch
 from veilmq.cluster.postgres import Postgres, Seen, Unfit, Unreachable
 from veilmq.cluster.postgres.log.reading import LogReader
 from veilmq.cluster.postgres.ownership import Candidate, Memory, Ownership, Server, Sight, StillOwned
