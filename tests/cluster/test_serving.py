@@ -763,7 +763,7 @@ def test_a_drained_server_owns_nothing_and_is_not_ready(servers: Servers, run: R
 
 
 def test_two_servers_of_one_name_are_told(servers: Servers) -> None:
-    servers.start("one")
+    first = servers.start("one")
     other = servers.begin("other", "--cluster-name", "one")
     assert other.process.wait(30) == 2
     assert "another server of this cluster is called one" in other.log.read_text()
@@ -775,6 +775,16 @@ def test_two_servers_of_one_name_are_told(servers: Servers) -> None:
     assert "no server of the cluster any more: another server of this cluster is called two" in told
     assert "Traceback" not in told
     assert "the store failed" not in told
+    # The same of the owner: it hands over first.
+    third = servers.start("three")
+    servers.pair.primary.query(
+        "update veilmq.server set holder = gen_random_uuid(), seen = seen + interval '1 min' where name = 'one'"
+    )
+    assert first.process.wait(30) == 2
+    told = first.log.read_text()
+    assert "another server of this cluster is called one" in told
+    assert "the lease is not renewed" not in told
+    Client(third).send("taken over")
 
 
 def test_a_server_that_lost_its_directory_gets_its_name_back(servers: Servers, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -41,11 +41,11 @@ class Flaky(Snapshots):
 
     fails = False
 
-    def read(self, snapshot: Snapshot, path: Path) -> None:
+    def read(self, snapshot: Snapshot, file: Path, between: Callable[[], None] = lambda: None) -> None:
         if self.fails:
             self.fails = False
             raise Unreachable("the connection was lost")
-        super().read(snapshot, path)
+        super().read(snapshot, file, between)
 
 
 def at_once(size: int) -> None:

@@ -90,6 +90,14 @@ def test_each_test_begins_without_queues(veilmq_server: LocalServer, sqs: Any) -
     assert "QueueUrls" not in sqs.list_queues()
 
 
+def test_settings_of_the_shell_are_not_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With VEILMQ_CLUSTER it would join that cluster, whose queues all go between two tests."""
+    monkeypatch.setenv("VEILMQ_CLUSTER", "postgresql://nobody@127.0.0.1:1/nowhere")
+    monkeypatch.setenv("VEILMQ_CREDENTIALS", "/nowhere")
+    with LocalServer.temporary() as server:
+        server.advance(seconds=1)
+
+
 def test_with_credentials_the_clock_stands_firm(tmp_path: Path) -> None:
     file = tmp_path / "credentials.toml"
     file.write_text('[[account]]\nid = "111111111111"\n[[account.key]]\nid = "AK"\nsecret = "secret-secret-secret"\n')

@@ -31,8 +31,9 @@ ALIVE_SECONDS: Final = 5.0
 """A server that was not seen for so long is not running."""
 
 _SEEN: Final = """
-    select holder, role <> 'stopped' and clock_timestamp() - seen < make_interval(secs => %s), seen from veilmq.server
-    where name = %s for update
+    select holder, role <> 'stopped' and clock_timestamp() - seen < make_interval(secs => %s), seen,
+           extract(epoch from clock_timestamp() - seen)::float8
+    from veilmq.server where name = %s for update
 """
 _REGISTER: Final = """
     insert into veilmq.server as mine
@@ -78,9 +79,10 @@ log = logging.getLogger("veilmq.cluster")
 class NameTaken(Unfit):
     """Another server of the same name is running, or was a moment ago."""
 
-    def __init__(self, name: str, seen: datetime) -> None:
+    def __init__(self, name: str, seen: datetime, silent_s: float) -> None:
         super().__init__(f"another server of this cluster is called {name}: give one of them another --cluster-name")
-        self.seen = seen
+        self.seen, self.silent_s = seen, silent_s
+        """When it said last that it is there, and how long ago, by PostgreSQL's clock."""
 
 
 class Registered(msgspec.Struct):
@@ -139,7 +141,7 @@ class Registry(Connected):
     def register(self, *, again: bool = False) -> None:
         """Write the row. A server that starts is not drained; again: it runs already.
 
-        Raises NameTaken; Unreachable (also while a server of this name may be running), Unfit.
+        Raises NameTaken, Unreachable, Unfit.
         """
         name, address, holder = self.server[:3]
         with self._asking(_NOT_TAKEN):
@@ -149,7 +151,7 @@ class Registry(Connected):
                 self._formats.admit(shard)
                 before = session.execute(_SEEN, (ALIVE_SECONDS, name)).fetchone()
                 if before is not None and before[0] != holder and before[1]:
-                    raise NameTaken(name, before[2])
+                    raise NameTaken(name, *before[2:])
                 formats = (self._formats.oldest, self._formats.newest)
                 row = session.execute(_REGISTER, (name, address, holder, self._release, *formats, not again)).fetchone()
                 assert row is not None

@@ -11,6 +11,7 @@ milliseconds without mocks. veilmq/testing/plugin.py makes it a pytest fixture.
 import contextlib
 import datetime
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -43,7 +44,9 @@ class ServerProcess:
     program: tuple[str, ...] = VEILMQ
     """What is started; a test may name another release."""
 
-    def __init__(self, directory: Path, *options: str) -> None:
+    def __init__(self, directory: Path, *options: str, environment: dict[str, str] | None = None) -> None:
+        """environment: of the process; None: this one's."""
+        self._environment = environment
         self.data = directory / "data"
         self.log = directory / "server.log"
         self.options = options
@@ -59,7 +62,7 @@ class ServerProcess:
         free = [part for name in PORTS for part in (f"--{name}", "127.0.0.1:0")]
         command = [*self.program, "serve", "--data", str(self.data), *free, *self.options]
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(command, stderr=log)
+            self.process = subprocess.Popen(command, stderr=log, env=self._environment)
         return self
 
     def opened(self) -> "ServerProcess":
@@ -103,6 +106,8 @@ def port_kept(port: int) -> Iterator[None]:
 
 
 _TIMEOUT_S = 60
+_INHERITED: Final = "VEILMQ_ACCELERATOR"
+"""The only variable of VeilMQ that a `LocalServer` takes from the shell."""
 
 
 class LocalServer:
@@ -111,7 +116,11 @@ class LocalServer:
     def __init__(self, directory: Path, *options: str) -> None:
         """Start it; `options` are further flags of `veilmq serve`. Raises RuntimeError with the log if the start
         fails."""
-        self.process = ServerProcess(directory, *options).start()
+        # The shell's settings are another server's: with VEILMQ_CLUSTER this one would join it, and `reset` empty it.
+        own = {
+            name: value for name, value in os.environ.items() if not name.startswith("VEILMQ_") or name == _INHERITED
+        }
+        self.process = ServerProcess(directory, *options, environment=own).start()
         self._opened: list[Queue | Account] = []
 
     @property

@@ -41,6 +41,10 @@ POLL_SECONDS: Final = 0.03
 """How often a follower looks for new records and for the owner's sign of life."""
 TROUBLE_SECONDS: Final = 0.3
 """How long it waits more when PostgreSQL does not answer, or may not be trusted."""
+TELL_SECONDS: Final = 1.0
+"""How often it tells so while it fills its copy."""
+SILENT_SECONDS: Final = 2.0
+"""A server that lives says so more often: so the one that has this server's name is gone, or will be told apart."""
 FULL_SECONDS: Final = 1.0
 """How long it waits for space on its disk before it looks again."""
 LOOKS_BETWEEN_TELLING: Final = 30
@@ -52,6 +56,11 @@ FOR_GOOD: Final = (Outdated, WrongCluster, NameTaken)
 """Why a server stops that ran already. What else is wrong with PostgreSQL an operator may mend meanwhile."""
 
 log = logging.getLogger("veilmq.cluster")
+
+
+class _Stopped(Exception):
+    """`stopping` was set while the copy was filled."""
+
 
 T = TypeVar("T")
 
@@ -111,7 +120,7 @@ class Member:
         self._copy: Copy | None = None
         self._candidate: Candidate | None = None
         """Which has looked at the owner before `follow`."""
-        self._level_ns = read_boot_ns()
+        self._level_ns = self._told_ns = read_boot_ns()
         self.registry: Registry | None = None
         """This server's row, from the first `join` on."""
 
@@ -152,6 +161,8 @@ class Member:
         while not stopping.is_set():
             try:
                 return work()
+            except _Stopped:
+                return None
             except (OSError, DatabaseUnusable, StoreUnknown) as error:
                 if not is_full(error, self._directory):
                     raise
@@ -170,11 +181,13 @@ class Member:
         server = registry.server = self._server(kept)
         with ExitStack() as stack:
             reader = stack.enter_context(closing(LogReader(self.postgres, kept.incarnation)))
-            candidate, self._candidate = stack.enter_context(closing(self._watching(kept))), None
+            candidate = stack.enter_context(closing(self._watching(kept)))
             candidate.server = server
             candidate.look()  # a dead owner's lease runs out while the copy is filled
+            self._candidate = None
             snapshots = Snapshots(self.postgres, kept.incarnation)
-            copy = stack.enter_context(closing(Copy(self._directory, self._open_follower, snapshots, watch)))
+            between = partial(self._go_on, stopping)
+            copy = stack.enter_context(closing(Copy(self._directory, self._open_follower, snapshots, watch, between)))
             self._copy = copy
             vouching: Snapshotting | None = None
             looked, told, silent = 0, None, ""
@@ -194,6 +207,7 @@ class Member:
                         told = named
                     if looked % LOOKS_BETWEEN_TELLING == 0:
                         registry.tell(Told("follower", copy.follower.format, copy.follower.position.lsn))
+                        self._told_ns = self._boot_ns()
                     silent = _tell_silence(silent, sight, candidate)
                     is_named = sight.holder is None and sight.owner == self._name
                     if sight.holder is not None and sight.epoch == copy.doubted_epoch and not registry.drained:
@@ -254,7 +268,7 @@ class Member:
 
     def _join(self, stopping: threading.Event) -> Shard | None:
         taken: NameTaken | None = None
-        with closing(self._filling()) as filling:
+        with closing(self._filling(stopping)) as filling:
             while not stopping.is_set():
                 try:
                     shard = self._joined()
@@ -265,19 +279,20 @@ class Member:
                         raise
                     self._tell(str(error))
                     again_ns = self._boot_ns() + int(TROUBLE_SECONDS * 1e9)
-                    if taken is not None:
-                        with suppress(Unreachable, Unfit):
-                            while self._boot_ns() < again_ns and not stopping.is_set() and next(filling, False):
+                    if taken is not None and taken.silent_s >= SILENT_SECONDS:
+                        # What is wrong `follow` meets again, and tells.
+                        with suppress(Unreachable, Unfit, OSError, DatabaseUnusable, StoreUnknown):
+                            while self._boot_ns() < again_ns and next(filling, False):
                                 pass
                     stopping.wait(max(0.0, (again_ns - self._boot_ns()) / 1e9))
                 else:
-                    self._tell("")
+                    self._tell("", *([] if taken is None else [f"the name {self._name} is free"]))
                     return shard
         return None
 
     def _joined(self) -> Shard:
         """Raises Unreachable, Unfit."""
-        with self.postgres.connect() as session:
+        with self.postgres.session() as session:
             shard = look(session, incarnation=None if self._kept is None else self._kept.incarnation)
         refuse_moved(shard)
         self._formats.admit(shard)
@@ -293,20 +308,29 @@ class Member:
         self._register(self._kept)
         return shard
 
-    def _filling(self) -> Generator[bool]:
-        """Fill the copy of an empty directory, a page of the log at a time. Raises as `follow`; Unreachable, Unfit."""
+    def _filling(self, stopping: threading.Event) -> Generator[bool]:
+        """Fill the copy of an empty directory: a snapshot, then a page of the log at a time. Raises as `follow`,
+        Unreachable, Unfit."""
         kept = self._kept
         if kept is None or (self._directory / DATABASE).exists():
             return
         candidate = self._candidate = self._watching(kept)
-        with (
-            closing(candidate),
-            closing(LogReader(self.postgres, kept.incarnation)) as reader,
-            closing(Copy(self._directory, self._open_follower, Snapshots(self.postgres, kept.incarnation))) as copy,
-        ):
+        snapshots, between = Snapshots(self.postgres, kept.incarnation), partial(self._go_on, stopping)
+        with closing(candidate), closing(LogReader(self.postgres, kept.incarnation)) as reader:
             candidate.look()  # a dead owner's lease runs out meanwhile
-            while copy.read_on(reader):
-                yield True
+            with closing(Copy(self._directory, self._open_follower, snapshots, between=between)) as copy:
+                while copy.read_on(reader):
+                    yield True
+
+    def _go_on(self, stopping: threading.Event) -> None:
+        """Called while a copy is filled: tell the cluster that this server is there. Raises _Stopped, NameTaken."""
+        if stopping.is_set():
+            raise _Stopped
+        registry, now_ns = self.registry, self._boot_ns()
+        if registry is not None and now_ns - self._told_ns >= TELL_SECONDS * 1e9:
+            with suppress(Unreachable):
+                registry.tell(registry.told)
+            self._told_ns = now_ns
 
     def _server(self, kept: Membership) -> Server:
         return Server(self._name, self.address, kept.holder, self._formats)
@@ -323,18 +347,19 @@ class Member:
             self.registry = registry
 
     def _keep(self, kept: Membership) -> None:
-        seen = self.postgres.seen
-        if (kept.system, kept.timeline) != seen:
-            kept.system, kept.timeline = seen
+        system, timeline = self.postgres.seen
+        if (kept.system, kept.timeline) != (system, timeline):
             self._directory.mkdir(mode=0o700, exist_ok=True)
-            durable_write(self._directory / MEMBER_FILE, msgspec.json.encode(kept))
+            written = Membership(kept.incarnation, kept.holder, system, timeline)
+            durable_write(self._directory / MEMBER_FILE, msgspec.json.encode(written))
+            kept.system, kept.timeline = system, timeline  # not before: on a full disk it is tried again
 
-    def _tell(self, trouble: str) -> None:
+    def _tell(self, trouble: str, over: str = "PostgreSQL answers again") -> None:
         """Log a trouble when it begins and when it is over."""
         if trouble and not self._trouble:
             log.warning("%s; trying again", trouble)
         elif self._trouble and not trouble:
-            log.info("PostgreSQL answers again")
+            log.info("%s", over)
         self._trouble = trouble
 
 

@@ -45,8 +45,11 @@ class Copy:
         open_follower: Callable[[Path], Follower],
         snapshots: Snapshots,
         watch: "Watch | None" = None,
+        between: Callable[[], None] = lambda: None,
     ) -> None:
-        """Raises Unreachable, Unfit, and as the opening of a follower."""
+        """between: called before each part of a snapshot and each page of the log. Raises what that raises,
+        Unreachable, Unfit, and as the opening of a follower."""
+        self._between = between
         self._watch = watch or Watch()
         self._directory = directory
         self._open = open_follower
@@ -93,6 +96,7 @@ class Copy:
 
     def read_on(self, reader: LogReader) -> bool:
         """Apply the next page of the log; whether there may be more. Raises Unreachable, Unfit."""
+        self._between()
         follower = self.follower
         try:
             entries = reader.read_on(follower.position)
@@ -169,11 +173,13 @@ class Copy:
             if snapshot.lsn in self._bad:
                 continue
             try:
-                self._snapshots.read(snapshot, part)
-            except SnapshotBad as error:
+                self._snapshots.read(snapshot, part, self._between)
+            except BaseException as error:
+                part.unlink(missing_ok=True)
+                if not isinstance(error, SnapshotBad):
+                    raise
                 log.error("%s: an older one is taken", error)
                 self._bad.add(snapshot.lsn)
-                part.unlink(missing_ok=True)
                 continue
             part.chmod(0o600)
             part.rename(self._directory / DATABASE)

@@ -161,13 +161,15 @@ class Snapshots:
                 pace(len(part))
         return Snapshot(point, size, hashes, verified_by, "", "")
 
-    def read(self, snapshot: Snapshot, file: Path) -> None:
-        """Write the file as it was. Raises SnapshotBad, Unreachable, Unfit, OSError; the file is then to be removed."""
+    def read(self, snapshot: Snapshot, file: Path, between: Callable[[], None] = lambda: None) -> None:
+        """Write the file as it was; `between` is called before each part. Raises what it raises, SnapshotBad,
+        Unreachable, Unfit, OSError; the file is then to be removed."""
         name = f"the snapshot of record {snapshot.lsn}"
         place = _place(snapshot.url) if snapshot.url else None
         with self._asked() as (session, _):
 
             def fetch(number: int) -> bytes | None:
+                between()
                 if place is not None:
                     return place.read(f"{snapshot.folder}/{number:05}")
                 row = session.execute(_PART, (snapshot.lsn, number)).fetchone()

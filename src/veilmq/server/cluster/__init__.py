@@ -1,14 +1,14 @@
 """A server of a cluster: what the rest of the server needs of its cluster, and learns of it. See docs/cluster.md."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from veilmq.cluster import Calls
 from veilmq.engine.engine import Engine
 from veilmq.engine.long_polls import Unread
-from veilmq.model.settings.queue import QueueInfo
+from veilmq.model.settings.queue import QueueInfo, QueueKey
 from veilmq.server.http.tls import Certificate
 from veilmq.server.port import Aliases
 from veilmq.server.shell import Latencies, Shell
@@ -37,6 +37,22 @@ class Following(NamedTuple):
     """Calls that wait for an owner."""
     copy: str = ""
     """Why this server does not follow the log, in a sentence; empty: it does."""
+
+
+class KnownAliases(Mapping[QueueKey, QueueKey]):
+    """Aliases of queues: the owner's, or those of the copy."""
+
+    def __init__(self) -> None:
+        self.known: Mapping[QueueKey, QueueKey] = {}
+
+    def __getitem__(self, key: QueueKey) -> QueueKey:
+        return self.known[key]
+
+    def __iter__(self) -> Iterator[QueueKey]:
+        return iter(self.known)
+
+    def __len__(self) -> int:
+        return len(self.known)
 
 
 class ClusterReport(NamedTuple):

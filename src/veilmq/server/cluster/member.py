@@ -9,7 +9,7 @@ import asyncio
 import logging
 import ssl
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, closing, suppress
 from functools import partial
 from typing import Final
@@ -28,7 +28,7 @@ from veilmq.cluster.postgres import ClusterError, Postgres, Unfit, Unreachable
 from veilmq.cluster.postgres.log import PostgresLog
 from veilmq.cluster.postgres.ownership import Ownership, Sight, begins_at
 from veilmq.cluster.postgres.schema import Formats
-from veilmq.cluster.registry import Status, Told, ask_to_hand_over, status, within
+from veilmq.cluster.registry import NameTaken, Status, Told, ask_to_hand_over, status, within
 from veilmq.cluster.snapshotting import Snapshotting
 from veilmq.engine.directory import STATE_FORMAT, STATE_FORMAT_OLDEST, is_full, open_directory, open_follower
 from veilmq.engine.lease_clock import AHEAD_US_MAX
@@ -38,7 +38,7 @@ from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.outcomes import Outcome, QueueChanged, QueueCreated
 from veilmq.model.settings.queue import QueueInfo, QueueKey, alias_key
 from veilmq.server.clock import LeaseClock, boot_ns, wall
-from veilmq.server.cluster import ClusterRefused, ClusterReport, Following, Lead
+from veilmq.server.cluster import ClusterRefused, ClusterReport, Following, KnownAliases, Lead
 from veilmq.server.cluster.admin import Owner, Unreached, connect
 from veilmq.server.cluster.front import Front
 from veilmq.server.config.settings import Address, Settings
@@ -65,22 +65,6 @@ _SKIPPED: Final = (
 )
 
 log = logging.getLogger("veilmq.cluster")
-
-
-class Aliases(Mapping[QueueKey, QueueKey]):
-    """Aliases of queues: the owner's, or those of the copy."""
-
-    def __init__(self) -> None:
-        self.known: Mapping[QueueKey, QueueKey] = {}
-
-    def __getitem__(self, key: QueueKey) -> QueueKey:
-        return self.known[key]
-
-    def __iter__(self) -> Iterator[QueueKey]:
-        return iter(self.known)
-
-    def __len__(self) -> int:
-        return len(self.known)
 
 
 class _Asked:
@@ -117,7 +101,7 @@ class ClusterServer:
         self._clock = clock
         self._stopping, self._ended = threading.Event(), asyncio.Event()
         self.unread = Unread(settings.held_bytes_max)
-        self.aliases = Aliases()
+        self.aliases = KnownAliases()
         self.front = Front(clock, self._caller)
         self.ownership: Ownership | None = None
         self._shell: Shell | None = None  # of the time as the owner, once it serves
@@ -396,8 +380,13 @@ class ClusterServer:
 
         def renew(now: Instant) -> str | None:
             wanted = ownership.renew(now)
-            with suppress(Unreachable):
+            try:
                 registry.tell(Told("owner", shared_log.format, shared_log.last))
+            except NameTaken as error:  # this server was asleep meanwhile; it ends once it follows
+                log.error("%s", error)
+                return ""
+            except (Unreachable, Unfit) as error:
+                log.debug("others do not hear of this server: %s", error)
             shared_log.prepare()
             return "" if wanted is None and registry.drained else wanted
 
