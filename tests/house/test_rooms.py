@@ -60,7 +60,7 @@ EXEMPT = {
     "driver": RANDOM,
     "pipeline/session.py": ENVIRONMENT,
     "store": SYNCS,
-    "testing": RANDOM,
+    "testing": RANDOM | ENVIRONMENT,
 }
 
 
