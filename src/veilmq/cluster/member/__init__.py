@@ -41,7 +41,7 @@ POLL_SECONDS: Final = 0.03
 """How often a follower looks for new records and for the owner's sign of life."""
 TROUBLE_SECONDS: Final = 0.3
 """How long it waits more when PostgreSQL does not answer, or may not be trusted."""
-TELL_SECONDS: Final = 1.0
+TELL_SECONDS: Final = 1.5
 """How often it tells so while it fills its copy."""
 SILENT_SECONDS: Final = 2.0
 """A server that lives says so more often: so the one that has this server's name is gone, or will be told apart."""
