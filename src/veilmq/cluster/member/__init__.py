@@ -44,7 +44,7 @@ TROUBLE_SECONDS: Final = 0.3
 TELL_SECONDS: Final = 1.5
 """How often it tells so while it fills its copy."""
 SILENT_SECONDS: Final = 2.0
-"""A server that lives says so more often: so the one that has this server's name is gone, or will be told apart."""
+"""A server that runs says so more often. One of this server's name that was silent for so long is most likely gone."""
 FULL_SECONDS: Final = 1.0
 """How long it waits for space on its disk before it looks again."""
 LOOKS_BETWEEN_TELLING: Final = 30
@@ -236,10 +236,10 @@ class Member:
         return None
 
     def _watching(self, kept: Membership) -> Candidate:
+        if self._candidate is not None:
+            return self._candidate
         memory = Memory(kept.incarnation, self._directory / SEEN_FILE)
-        return self._candidate or Candidate(
-            self.postgres, self._server(kept), kept.incarnation, self._boot_ns, memory=memory
-        )
+        return Candidate(self.postgres, self._server(kept), kept.incarnation, self._boot_ns, memory=memory)
 
     def _replace(self, owner: str) -> None:
         """Ask an owner whose copy is damaged to hand over to this server. Raises Unreachable."""
@@ -286,7 +286,10 @@ class Member:
                                 pass
                     stopping.wait(max(0.0, (again_ns - self._boot_ns()) / 1e9))
                 else:
-                    self._tell("", *([] if taken is None else [f"the name {self._name} is free"]))
+                    if taken is None:
+                        self._tell("")
+                    else:
+                        self._tell("", over=f"the name {self._name} is free")
                     return shard
         return None
 
