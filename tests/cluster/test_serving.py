@@ -672,7 +672,9 @@ def token(server: ServerProcess) -> dict[str, str]:
 
 def test_the_commands_make_a_cluster_and_show_it(run: Run, shared_pair: Pair, tmp_path: Path) -> None:
     shared_pair.primary.query("drop schema if exists veilmq cascade")
-    made = run("cluster", "init", "--cluster", shared_pair.dsn, "--lease", "1.5")
+    refused = run("cluster", "init", "--cluster", shared_pair.dsn, "--lease", "2m")
+    assert (refused.code, refused.err) == (2, "veilmq: --lease: expected 1s to 60s, not 2m\n")
+    made = run("cluster", "init", "--cluster", shared_pair.dsn, "--lease", "1500ms")
     assert made.code == 0
     again = run("cluster", "init", "--cluster", shared_pair.dsn)
     assert again.out == made.out

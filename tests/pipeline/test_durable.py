@@ -195,6 +195,16 @@ def test_a_table_that_is_made_anew_outlives_it_too(disk: Disk, tmp_path: Path) -
         assert DeltaTable(left).version() == 1
 
 
+@pytest.mark.slow
+def test_a_delta_table_that_a_job_replaces_outlives_it(disk: Disk, spark: Any, tmp_path: Path) -> None:
+    """A loop keeps its plans there, and its state says that they are planned."""
+    for number in (2, 3):
+        tables.write(spark.range(number), tmp_path / "deep" / "table", "delta")
+    sync_directory(tmp_path)
+    left = disk.after_cut(tmp_path / "deep", tmp_path / "left", removals_last=True) / "table"
+    assert sorted(DeltaTable(left).to_pyarrow_table()["id"].to_pylist()) == [0, 1, 2]
+
+
 def test_a_loop_whose_pending_leases_are_gone_says_so(events: pa.Table, tmp_path: Path) -> None:
     """To go on without them would be to forget leases."""
     export(MadeUp(events), tmp_path / "events")

@@ -92,7 +92,7 @@ def test_the_jobs_know_the_bounds_too(tmp_path: Path) -> None:
     write_deltalake(tmp_path / "t", pa.table({"day": ["2026-01-01"]}))
     for hours in (-1, tables.VACUUM_HOURS_MAX + 1):
         with pytest.raises(OptionInvalid, match="It is 0 to 876000"):
-            tables.retain(tmp_path / "t", date(2026, 1, 2), vacuum_hours=hours)
+            tables.vacuum(tmp_path / "t", hours)
     assert tables.load(tmp_path / "t").num_rows == 1
 
 
@@ -101,6 +101,16 @@ def test_what_has_been_kept_and_dropped_is_still_a_table(exported: Path, run: Ru
     for dropped in (1, 0):
         code, out, err = run("pipeline", "tidy", str(exported), "--retention-days", "1")
         assert (code, out) == (0, f"{exported}: dropped days: {dropped}, joined files: 0\n"), err
+
+
+def test_a_tidy_of_delta_removes_what_only_older_versions_name(tmp_path: Path, run: Run) -> None:
+    """Also what it has itself merged, and without --retention-days."""
+    for number in (1, 2):
+        write_deltalake(tmp_path / "t", pa.table({"n": [number]}), mode="append")
+    code, out, err = run("pipeline", "tidy", "t", "--vacuum-hours", "0")
+    assert (code, out) == (0, "t: dropped rows: 0, joined files: 2\n"), err
+    assert len(list((tmp_path / "t").glob("*.parquet"))) == 1
+    assert sorted(tables.load(tmp_path / "t")["n"].to_pylist()) == [1, 2]
 
 
 def test_what_delta_refuses_is_told_in_a_sentence(tmp_path: Path, run: Run) -> None:

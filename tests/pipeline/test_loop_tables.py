@@ -159,7 +159,7 @@ def test_rows_of_delta_are_judged_by_what_tells_their_age(tmp_path: Path, column
         at = datetime(2026, 1, number, 12, tzinfo=UTC)
         value: Any = pa.array([at.date().isoformat() if column == "day" else at])
         write_deltalake(str(place), pa.table({column: value, "n": [1]}), mode="append")
-    assert tables.retain(place, date(2026, 1, 2), vacuum_hours=0) == 3 - kept
+    assert tables.retain(place, date(2026, 1, 2)) == 3 - kept
     assert tables.compact(place) == (kept if kept > 1 else 0)
     assert tables.load(place).num_rows == kept
 

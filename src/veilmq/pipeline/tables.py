@@ -14,8 +14,8 @@ So does it with what a process wrote that slept while another one took over, whi
 import json
 import re
 import shutil
-from collections.abc import Container, Iterable
-from contextlib import nullcontext
+from collections.abc import Container, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from datetime import date, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -30,7 +30,7 @@ from veilmq.pipeline.events.export import changing, offset_kept
 from veilmq.pipeline.events.reading import KINDS_HELD
 from veilmq.pipeline.places import ObjectPath, Place, delta, is_url, listed, remove, source, whole
 from veilmq.pipeline.places import place as placed
-from veilmq.store.files import restore, take_place
+from veilmq.store.files import restore, sync_tree, take_place
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -102,6 +102,7 @@ def write(frame: "DataFrame", place: Place | str, kind: str = "parquet") -> None
         write_deltalake(str(place), rows.scanner().to_reader(), mode="overwrite", schema_mode="overwrite")
         shutil.rmtree(beside)
         # Each replacement leaves the files of the previous version.
+        sync_tree(place)
         DeltaTable(str(place)).vacuum(VACUUM_HOURS_DEFAULT, dry_run=False)
         return
     take_place(beside, place)
@@ -245,19 +246,18 @@ def _check_days(place: Place) -> None:
         raise OptionInvalid(f"{place} is no table that grows by days.", "Jobs replace theirs whole: run the job again.")
 
 
-def retain(place: Place | str, oldest: date, *, vacuum_hours: int = VACUUM_HOURS_DEFAULT) -> int:
+def retain(place: Place | str, oldest: date) -> int:
     """Drop data of days before `oldest`: returns how many days, for Delta how many rows.
 
-    For Delta, also remove files that no version names any longer. The age of its rows is `day`, the end of their window
-    (`to`, of `health`) or their send (`sent`, of an archive). Jobs that read exported events are waited for. Raises
-    OptionInvalid for a table that does not grow, ExportTaken.
+    The age of a row of Delta is `day`, the end of its window (`to`, of `health`) or its send (`sent`, of an archive).
+    Jobs that read exported events are waited for. Raises OptionInvalid for a table that does not grow, ExportTaken.
     """
-    if not 0 <= vacuum_hours <= VACUUM_HOURS_MAX:
-        raise OptionInvalid(f"vacuum_hours={vacuum_hours} cannot be.", f"It is 0 to {VACUUM_HOURS_MAX}.")
     place = placed(place)
     if (place / "_delta_log").is_dir():
-        with nullcontext() if offset_kept(place) is None else changing(place):
-            return _retain_rows(place, oldest, vacuum_hours)
+        with _delta_alone(place) as table:
+            names = [field.name for field in table.schema().fields]
+            judged = [name for name in _JUDGED if name in names]
+            return _drop(table, judged[0], oldest) if judged else 0
     _check_days(place)
     if not place.is_dir():
         return 0
@@ -268,17 +268,29 @@ def retain(place: Place | str, oldest: date, *, vacuum_hours: int = VACUUM_HOURS
     return len(days)
 
 
-def _retain_rows(place: Place, oldest: date, vacuum_hours: int) -> int:
+def vacuum(place: Place | str, hours: int = VACUUM_HOURS_DEFAULT) -> None:
+    """Delta: remove the files that no version of the last `hours` names. Other tables have no such files.
+
+    Jobs that read exported events are waited for. Raises OptionInvalid, ExportTaken.
+    """
+    if not 0 <= hours <= VACUUM_HOURS_MAX:
+        raise OptionInvalid(f"vacuum_hours={hours} cannot be.", f"It is 0 to {VACUUM_HOURS_MAX}.")
+    place = placed(place)
+    if not (place / "_delta_log").is_dir():
+        return
+    with _delta_alone(place) as table:
+        if isinstance(place, Path):
+            sync_tree(place)  # what replaces those files is durable before they go
+        table.vacuum(hours, dry_run=False, enforce_retention_duration=False)
+
+
+@contextmanager
+def _delta_alone(place: Place) -> Iterator[Any]:
+    """The Delta table there; one of a history while no job reads it. Raises ExportTaken."""
     from deltalake import DeltaTable
 
-    table = DeltaTable(str(place), storage_options=delta.storage_of(str(place)))
-    names = [field.name for field in table.schema().fields]
-    judged = [name for name in _JUDGED if name in names]
-    gone = 0
-    if judged:
-        gone = _drop(table, judged[0], oldest)
-    table.vacuum(vacuum_hours, dry_run=False, enforce_retention_duration=False)
-    return gone
+    with nullcontext() if offset_kept(place) is None else changing(place):
+        yield DeltaTable(str(place), storage_options=delta.storage_of(str(place)))
 
 
 def append_day(rows: Any, place: Place, day: date, name: str) -> None:

@@ -27,6 +27,7 @@ _Url = Annotated[
 ]
 _SingleCopy = Annotated[bool, typer.Option("--single-copy", envvar="VEILMQ_SINGLE_COPY", help="No standby is needed.")]
 _Server = Annotated[str, typer.Argument(metavar="SERVER", help="Its name: `veilmq cluster status` shows them.")]
+_LEASE_US_MIN, _LEASE_US_MAX = 1_000_000, 60_000_000
 _WAIT_SECONDS: Final = 30
 _LOOK_SECONDS: Final = 0.05
 _Json = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]
@@ -50,9 +51,8 @@ def register(app: typer.Typer) -> None:
 def _init(
     url: _Url,
     lease: Annotated[
-        float,
-        typer.Option("--lease", metavar="SECONDS", min=1, max=60, help="Until a silent owner is replaced."),
-    ] = 3,
+        str, typer.Option("--lease", metavar="TIME", help="Until a silent owner is replaced, 1s to 60s.")
+    ] = "3s",
     snapshots: Annotated[
         str | None,
         typer.Option("--snapshots", metavar="URL", help="Where snapshots are kept [in that PostgreSQL]; also later."),
@@ -66,17 +66,18 @@ def _init(
     single_copy: _SingleCopy = False,
 ) -> None:
     """Create a cluster's tables in a PostgreSQL. Where they are it only sets --snapshots and --keep."""
-    from veilmq.cli.options import seconds
+    from veilmq.cli.options import duration_us, seconds
     from veilmq.cluster.postgres.schema import init
     from veilmq.engine.directory import STATE_FORMAT
 
+    lease_us = duration_us("--lease", lease)
+    if not _LEASE_US_MIN <= lease_us <= _LEASE_US_MAX:
+        raise Failure(Exit.USAGE, f"--lease: expected 1s to 60s, not {lease}")
     keep_us = None if keep is None else int(seconds("--keep", keep) * 1e6)
     if snapshots:
         _try_place(snapshots)
     with _asking(url, single_copy) as postgres:
-        shard = init(
-            postgres, state_format=STATE_FORMAT, lease_us=int(lease * 1e6), snapshots=snapshots, keep_us=keep_us
-        )
+        shard = init(postgres, state_format=STATE_FORMAT, lease_us=lease_us, snapshots=snapshots, keep_us=keep_us)
     print(f"cluster {shard.incarnation}: start its servers with `veilmq serve --cluster URL`")
 
 

@@ -481,8 +481,10 @@ def tidy(place: Path, retention_days: int | None, vacuum_hours: int, *, as_json:
         with between_runs(found) if is_loop else nullcontext():
             dropped = 0
             if oldest is not None:
-                dropped = max(tables.retain(table, oldest, vacuum_hours=vacuum_hours) for table in wanted)
+                dropped = max(tables.retain(table, oldest) for table in wanted)
             joined = sum(map(tables.compact, wanted))
+            for table in wanted:
+                tables.vacuum(table, vacuum_hours)
     if as_json:
         print_json({"dropped": dropped, "files_joined": joined})
     else:
