@@ -263,13 +263,7 @@ def _tidy(
     ] = None,
     vacuum_hours: Annotated[
         int,
-        typer.Option(
-            "--vacuum-hours",
-            metavar="N",
-            min=0,
-            max=24 * _DAYS_MAX,
-            help="Of Delta, how long old versions can be read.",
-        ),
+        typer.Option("--vacuum-hours", metavar="N", min=0, max=24 * _DAYS_MAX, help="How long Delta has old versions."),
     ] = 168,
     as_json: Json = False,
 ) -> None:
