@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from msgspec.structs import replace
@@ -20,13 +21,14 @@ from tests.support.embedded import EmbeddedClient
 
 from veilmq.client.errors import TransportError
 from veilmq.client.messages import Message, Sent, Template
-from veilmq.client.outbox import ATTRIBUTE, Outbox, Relay
+from veilmq.client.outbox import ATTRIBUTE, Outbox, Relay, _Row
 from veilmq.client.queue import Capabilities, Queue
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import ParameterInvalid, QueueMissing, VeilError
 from veilmq.testing.client_contract import for_each
 
 OUTBOX = Outbox()
+Found = TypeVar("Found")
 
 
 class Place:
@@ -348,6 +350,41 @@ def test_relays_share_a_table(place: Place) -> None:
     for thread in threads:
         thread.join()
     assert sorted(place.bodies(), key=int) == [str(number) for number in range(200)]
+
+
+class Interrupted(Relay):
+    """Before it holds the rows that it found, something else happens."""
+
+    meanwhile: Callable[[], object] | None = None
+
+    def _tried(self, work: Callable[[object], Found]) -> Found:
+        found = super()._tried(work)
+        if self.meanwhile is not None:
+            meanwhile, self.meanwhile = self.meanwhile, None
+            meanwhile()
+        return found
+
+
+def test_two_relays_keep_the_order_of_a_group(place: Place) -> None:
+    """The first one finds rows 1 and 2; the second finds all four, and the first one holds its two before it does."""
+    place.embedded.account.create("orders.fifo", Template(fifo=True))
+    queue = place.queue = place.embedded.account.queue("orders.fifo")
+    place.add(*[Message(str(number), group="g") for number in (1, 2)])
+    first, second = place.relay(queue), Interrupted(OUTBOX, place.connect, queue, clock=place.embedded.clock)
+    place.relays.append(second)
+    place.add(*[Message(str(number), group="g") for number in (3, 4)])
+    held: list[list[_Row]] = []
+
+    def others() -> None:
+        first._batch = 2
+        held.append(first._take())
+
+    second.meanwhile = others
+    assert second.run_once() == 0
+    assert [row.position for row in held[0]] == [1, 2]
+    first._mark(held[0], first._send(held[0]))
+    assert second.run_once() == 2
+    assert place.bodies() == ["1", "2", "3", "4"]
 
 
 def test_the_thread_sends_when_it_is_woken(place: Place) -> None:

@@ -16,11 +16,13 @@ from msgspec.structs import replace
 from tests.client.too_deep import TOO_DEEP
 from tests.support.embedded import EmbeddedClient
 
+from veilmq.client.encrypted import EncryptedQueue, Keys, new_key
 from veilmq.client.errors import TransportError
 from veilmq.client.messages import Message, Received, Sent, Template
 from veilmq.client.queue import Capabilities, HandleOnSend, Queue
 from veilmq.client.transaction import ATTRIBUTE, Form, Outcome, Prepared, Times, TransactionQueue, Verdict
 from veilmq.client.transaction.logbook import Entry, encode
+from veilmq.client.unreadable import keep
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import CapabilityMissing, MessageTooLarge, ParameterInvalid, QueueMissing, VeilError
 from veilmq.model.messages import Failure
@@ -58,6 +60,8 @@ class Ledger:
 
 class NoHandle(Wrapping):
     """A queue like SQS: a send returns no handle, and nothing ends before its delay."""
+
+    changes_bodies = False
 
     @property
     def capabilities(self) -> Capabilities:
@@ -169,6 +173,8 @@ class Network:
 
 
 class Line(Wrapping):
+    changes_bodies = False
+
     def __init__(self, inner: Queue, network: Network) -> None:
         super().__init__(inner)
         self.network = network
@@ -217,6 +223,16 @@ def run(process: Callable[[], object]) -> None:
 
 def test_the_form_follows_what_the_queue_can(place: Place) -> None:
     assert place.opened().form is (Form.HIDDEN if place.kind == "hidden" else Form.LOGGED)
+
+
+def test_what_stays_undecided_is_parked_in_the_pattern_of_the_log(hidden: Place) -> None:
+    """Else it was plain text in the parked queue, and a large message never got there."""
+    keys = Keys(new_key())
+    log = EncryptedQueue(hidden.log, keys, unreadable=keep)
+    with pytest.raises(ParameterInvalid, match="the log is in EncryptedQueue") as refused:
+        hidden.opened(log=log)
+    assert refused.value.parameter == "parked"
+    hidden.opened(log=log, parked=EncryptedQueue(hidden.queue, keys, unreadable=keep))
 
 
 def test_a_committed_message_is_consumed_once(place: Place) -> None:

@@ -3,6 +3,7 @@
 import datetime
 import errno
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from veilmq.client.encrypted import EncryptedQueue, Keys, new_key
 from veilmq.client.large import LargeMessageQueue
 from veilmq.client.messages import Message, Received, Template
 from veilmq.client.queue import Queue
+from veilmq.client.routed import RoutedQueue
 from veilmq.client.unreadable import keep
-from veilmq.client.worker import Backoff, DirectoryGuard, Reject, Retry, Worker
+from veilmq.client.worker import Backoff, DirectoryGuard, Reject, Retry, Worker, run
+from veilmq.client.worker.options import works_in_groups
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import ParameterInvalid
 from veilmq.model.messages import Failure
@@ -385,3 +388,74 @@ def test_a_message_that_comes_again_at_once_is_worked_again(stage: Stage) -> Non
     queue.worker = stage.worker(handler, queue, prefetch=4)
     queue.worker.run(until_empty=True)
     assert counts == [1, 2, 3, 4]
+
+
+class Cut(Wrapping):
+    """Its first extension fails."""
+
+    cut = False
+
+    def extend(self, handle: str, lease: float, *, body: str | None = None) -> str:
+        if not self.cut:
+            self.cut = True
+            raise UNREACHABLE
+        return self.inner.extend(handle, lease, body=body)
+
+
+def test_a_group_waits_for_its_message_that_cannot_be_held(embedded: EmbeddedClient) -> None:
+    embedded.account.create("work.fifo", Template(fifo=True, content_deduplication=True))
+    queue = Cut(embedded.account.queue("work.fifo"))
+    queue.send_batch([Message(body, group="g") for body in "abc"])
+    seen: list[str] = []
+    options: dict[str, Any] = {"keeper": False, "lease": lambda _: HOUR, "prefetch": 4}
+    with worker(embedded, queue, lambda job: seen.append(job.body), **options) as working:
+        eventually(lambda: working.counts and working.counts.outcomes == {"unsettled": 1, "stopped": 2})
+        embedded.pass_time(31)
+        eventually(lambda: len(seen) == 3)
+    assert seen == ["a", "b", "c"]
+
+
+def test_groups_of_a_fifo_queue_keep_their_order_beside_other_queues(stage: Stage) -> None:
+    fifo = stage.make("work.fifo", fifo=True)
+    for queue in (fifo, RoutedQueue({"other": stage.queue}, fifo), Wrapping(RoutedQueue({"f": fifo}, stage.queue))):
+        assert works_in_groups(queue)
+    assert not works_in_groups(RoutedQueue({"other": stage.make("more")}, stage.queue))
+
+
+class Hanging(Wrapping):
+    """Releases get no answer."""
+
+    def __init__(self, inner: Queue) -> None:
+        super().__init__(inner)
+        self.asked = threading.Semaphore(0)
+        self.answer = threading.Event()
+
+    def release(self, handle: str, delay: float = 0, *, failure: Failure | None = None) -> None:
+        self.asked.release()
+        assert self.answer.wait(WAIT_S)
+
+
+def test_a_stop_waits_for_a_queue_that_hangs_once_and_not_for_each_message(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "_POLL_SLACK", 0.2)
+    queue, gate = Hanging(stage.queue), Gate(stage)
+    stage.send("a", "b", "c")
+    working = stage.worker(gate, queue, concurrency=3, drain=0)
+    working.start()
+    gate.wait_begun(3)
+    working.stop()
+    assert working.join(WAIT_S)
+    for _ in range(3):
+        assert queue.asked.acquire(blocking=False)
+    queue.answer.set()
+    gate.may.set()
+
+
+def test_a_lease_longer_than_max_hold_is_held_to_its_end(embedded: EmbeddedClient, queue: Queue) -> None:
+    """Else the handler was stopped after five hours, and the message was hidden for three more."""
+    queue.send("a")
+    with worker(embedded, queue, lambda job: left.append(job.remaining()), lease=8 * HOUR):
+        left: list[float] = []
+        eventually(lambda: left)
+    assert left[0] > 7 * HOUR

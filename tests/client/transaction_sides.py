@@ -43,6 +43,8 @@ class Steps:
 
 
 class Mortal(Wrapping):
+    changes_bodies = False
+
     def __init__(self, inner: Queue, steps: Steps) -> None:
         super().__init__(inner)
         self.steps = steps

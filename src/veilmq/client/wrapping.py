@@ -103,6 +103,15 @@ def innermost(queue: Queue) -> Queue:
     return queue
 
 
+def changing_bodies(queue: Queue) -> str | None:
+    """The name of the outermost pattern around it that changes what is sent; None: there is none."""
+    while isinstance(queue, Wrapping):
+        if type(queue).send is not Wrapping.send and queue.changes_bodies:
+            return type(queue).__name__
+        queue = queue.inner
+    return None
+
+
 def handles_of(queue: Queue) -> list[type]:
     """The patterns around it that have handles of their own."""
     found = []

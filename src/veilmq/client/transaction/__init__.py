@@ -43,7 +43,7 @@ from veilmq.client.transaction.logbook import (
     times_for,
     verdict_of,
 )
-from veilmq.client.wrapping import Wrapping
+from veilmq.client.wrapping import Wrapping, changing_bodies
 from veilmq.model.errors import LeaseError, ParameterInvalid, QueueExists, VeilError
 
 __all__ = [
@@ -104,9 +104,10 @@ class TransactionQueue(Wrapping):
     ) -> None:
         """log: the operation log, a queue for these transactions alone. check_transaction: asked about transactions
         that nobody finished; ROLLBACK promises that the operation will never be done. form: None chooses by the queue's
-        capabilities. parked: the queue for what stays undecided; None: `<log>-parked`, created when needed. on_lost:
-        called when a message was sent again because its half message had ended. compensate: called with a done
-        operation whose message can never be sent.
+        capabilities. parked: the queue for what stays undecided; None: `<log>-parked`, created when needed. Name one in
+        the same pattern if a pattern around `log` changes bodies (encrypted, large). on_lost: called when a message was
+        sent again because its half message had ended. compensate: called with a done operation whose message can never
+        be sent.
 
         Raises ParameterInvalid, CapabilityMissing, and the errors of `stats`.
         """
@@ -118,6 +119,9 @@ class TransactionQueue(Wrapping):
         self._clock = clock
         if log.name == queue.name and log.account is queue.account:
             raise ParameterInvalid(parameter="log", reason="must be another queue")
+        if parked is None and (pattern := changing_bodies(log)) is not None:
+            reason = f"the log is in {pattern}, and <log>-parked would be a bare queue: pass one in the same pattern"
+            raise ParameterInvalid(parameter="parked", reason=reason)
         hidden = self.form is Form.HIDDEN
         self._life = check_half(self.times, queue.capabilities, queue.stats().retention) if hidden else None
         check_log(self.times, self.form, log.capabilities, log.stats().retention)

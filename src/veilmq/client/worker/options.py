@@ -17,7 +17,7 @@ from typing import Annotated, Any, Final, TypedDict, TypeVar
 import msgspec
 
 from veilmq.client.keeper import LeaseKeeper, check_keeps
-from veilmq.client.keeper.decisions import check_lease
+from veilmq.client.keeper.decisions import MAX_HOLD, check_lease
 from veilmq.client.messages import Received
 from veilmq.client.queue import Queue
 from veilmq.client.routed import RoutedQueue
@@ -25,7 +25,7 @@ from veilmq.client.shared import checks
 from veilmq.client.worker.guard import Guard
 from veilmq.client.worker.job.checkpoints import Checkpoints
 from veilmq.client.worker.metrics import Meter
-from veilmq.client.wrapping import Wrapping
+from veilmq.client.wrapping import changing_bodies, innermost
 from veilmq.model.errors import ParameterInvalid, VeilError
 
 _STEPS: Final = 1 << 30
@@ -219,6 +219,7 @@ def keeper_parameters(options: Options) -> dict[str, Any]:
     """Parameters of the worker's own keeper: leases are extended when half is gone, unless the user says otherwise."""
     lease, keeper = first_lease(options), options["keeper"]
     derived = {"visibility_timeout": lease, "interval": lease / 3, "minimal_life": lease / 6}
+    derived["max_hold"] = max(MAX_HOLD, lease)  # else a handler loses a message that stays hidden
     return derived | dict(keeper) if isinstance(keeper, Mapping) else derived
 
 
@@ -238,12 +239,18 @@ def check_queue(options: Options, queue: Queue) -> None:
         )
 
 
+def works_in_groups(queue: Queue) -> bool:
+    """Whether the messages of a group are worked one after the other: on a FIFO queue, and where one of several is."""
+    inside = innermost(queue)
+    return queue.capabilities.native_fifo or (
+        isinstance(inside, RoutedQueue) and any(map(works_in_groups, inside.queues))
+    )
+
+
 def _changing_bodies(queue: Queue) -> str | None:
     """The pattern around the queue, or around one of its queues, that transforms what is sent; None: there is none."""
-    while isinstance(queue, Wrapping):
-        if type(queue).send is not Wrapping.send and queue.changes_bodies:
-            return type(queue).__name__
-        queue = queue.inner
-    if isinstance(queue, RoutedQueue):
-        return next(filter(None, map(_changing_bodies, queue.queues)), None)
-    return None
+    inside = innermost(queue)
+    found = changing_bodies(queue)
+    if found is None and isinstance(inside, RoutedQueue):
+        return next(filter(None, map(_changing_bodies, inside.queues)), None)
+    return found

@@ -37,6 +37,7 @@ from veilmq.client.worker.options import (
     check_queue,
     first_lease,
     keeper_parameters,
+    works_in_groups,
 )
 from veilmq.client.worker.runners import AsyncRunners, ThreadRunners
 from veilmq.client.worker.runners.flow import Flow, Ready
@@ -85,6 +86,7 @@ class Intake:
         self._idle = idle
         self._until_empty = until_empty
         self._able = queue.capabilities
+        self._in_groups = works_in_groups(queue)
         self._first_lease = first_lease(options)
         self._wait = min(WAIT, self._able.wait_max) if options["wait"] is None else options["wait"]
         if options["keeper"] is False:
@@ -173,11 +175,20 @@ class Intake:
         """Put the messages in line. Returns how many reserved places they took."""
         self._counts.came(len(came))
         hands: list[Hand] = []
+        behind: list[Received] = []
+        blocked: set[str] = set()
         for message in came:
+            lane = message.group if self._in_groups else None
             if self._stop.is_set():
                 self._return(message)
+            elif lane in blocked:
+                behind.append(message)
             elif (hand := self._hold(message)) is not None:
                 hands.append(hand)
+            elif lane is not None:
+                blocked.add(lane)
+        for message in reversed(behind):  # it must not be worked before the one that is not held
+            self._return(message)
         if not self._ready.put(hands):
             for hand in hands:
                 self._settling.give_back(hand)
@@ -205,6 +216,7 @@ class Intake:
             message,
             lease,
             capabilities=self._able,
+            in_groups=self._in_groups,
             seconds=self._first_lease if seconds is None else seconds,
             stop_before=self._options["stop_before_expiry"] or 0.0,
             checkpoints=self._options["checkpoints"],
@@ -262,6 +274,7 @@ def poll_of(queue: Queue) -> Queue:
 GRACE: Final = 1.0
 """Seconds that handlers get after they were cancelled."""
 _POLL_SLACK: Final = 5.0
+"""How many seconds a stop waits for answers of the queue."""
 _TURN_SECONDS: Final = 1.0
 """How long the run's thread sleeps at a time. A signal that the kernel delivers to another thread (to a frozen process,
 for example) is handled when this thread next wakes."""
@@ -383,7 +396,7 @@ class Run:
                 hurried = self._wait_free(self._clock.monotonic() + GRACE)
             self._settling.give_up()
             self.runners.kill()
-            self._flow.abandon_running()
+            self._flow.abandon_running(_POLL_SLACK)
         threads[0].join(min(max(GRACE, end - self._clock.monotonic()), threading.TIMEOUT_MAX))
         self._settling.give_up()
         if not self._intake.join(GRACE if self._own_poll or hurried else self._intake.wait + _POLL_SLACK):

@@ -363,6 +363,7 @@ class Hand:
         lease: Lease,
         *,
         capabilities: Capabilities,
+        in_groups: bool,
         seconds: float,
         stop_before: float,
         checkpoints: Checkpoints | None,
@@ -378,7 +379,8 @@ class Hand:
         """Length of the lease that a checkpoint sets."""
         self.cancelled = Cancellation()
         self.key = f"{queue}/{message.id}"
-        self.lane = message.group if capabilities.native_fifo else None
+        self.lane = message.group if in_groups else None
+        """Messages of one lane are worked one after the other."""
         self.fence = message.receive_count
         """The number under which side records are written."""
         self.on_extended: Callable[[], object] | None = None

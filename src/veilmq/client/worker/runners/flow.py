@@ -16,6 +16,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import wait
 from functools import partial
 from typing import Final, Generic, Protocol, TypeVar
 
@@ -211,7 +212,7 @@ class Flow:
         self._settling = settling
         self._counts = counts
         self._lock = threading.Lock()
-        self._running: set[Hand] = set()
+        self._running: dict[Hand, None] = {}
         self._plain = options["keeper"] is False
         self._stop_before = options["stop_before_expiry"] or 0.0
         self._pool: DaemonPool | None = None
@@ -222,13 +223,14 @@ class Flow:
         """The messages for the next call of the handler; empty when the worker stops."""
         hands = self.ready.take(self.options["batch"] or 1)
         with self._lock:
-            self._running.update(hands)
+            self._running.update(dict.fromkeys(hands))
         return hands
 
     def done(self, hands: Sequence[Hand]) -> None:
         """Report these messages as finished."""
         with self._lock:
-            self._running.difference_update(hands)
+            for hand in hands:
+                self._running.pop(hand, None)
         for hand in hands:
             hand.disarm()
         self.ready.done(hands)
@@ -328,18 +330,26 @@ class Flow:
         for hand in self._snapshot():
             hand.cancelled.set(cause)
 
-    def abandon_running(self) -> int:
-        """Give back the messages whose handlers still run: their results come too late. Returns how many."""
+    def abandon_running(self, seconds: float) -> None:
+        """Give back the messages whose handlers still run: their results come too late. Waits up to `seconds` for the
+        queue; what it has not answered by then comes back when its lease ends."""
         with self._lock:
-            left, self._running = self._running, set()
-        for hand in sorted(left, key=lambda hand: hand.key):
+            left, self._running = self._running, {}
+        chains: dict[object, list[Hand]] = {}
+        for hand in reversed(left):  # of a group the last message first
+            chains.setdefault(hand.lane or hand, []).append(hand)
+        pool = DaemonPool(_SETTLERS, "veilmq worker release")
+        wait([pool.submit(self._abandon, chain) for chain in chains.values()], seconds)
+        pool.shutdown()
+
+    def _abandon(self, hands: Sequence[Hand]) -> None:
+        for hand in hands:
             if hand.lost:
                 continue
             if hand.abandon():
                 self._settling.give_back(hand)
             else:
                 self._settling.await_delete(hand)
-        return len(left)
 
     def _snapshot(self) -> list[Hand]:
         with self._lock:
