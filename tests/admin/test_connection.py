@@ -55,12 +55,21 @@ def taken(port: int, beginning: bytes, piece: bytes) -> int:
         (b"GET / HTTP/1.1\r\nHost: a\r\nX: ", b"a" * 65_536),
         (b"GET / HTTP/1.1\r\nHost: a\r\n", b"X: " + b"a" * 60_000 + b"\r\n"),
         (b"GET / HTTP/1.1\r\nHost: a\r\n", b"X:\r\n" * 10_000),
+        (b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX: ", b"a" * 65_536),
+        (b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n", b"X:\r\n" * 10_000),
     ],
-    ids=["target", "value", "headers", "small headers"],
+    ids=["target", "value", "headers", "small headers", "trailer", "small trailers"],
 )
 def test_a_head_without_end_is_cut_off(port: int, beginning: bytes, piece: bytes) -> None:
     # The kernel's buffers at both ends take some too.
     assert taken(port, beginning, piece) < ALL_BYTES
+
+
+def test_a_trailer_is_no_header(port: int) -> None:
+    with connected(port) as client:
+        head, secret = OPEN.rsplit(b"Authorization", 1)
+        client.sendall(head + b"Transfer-Encoding: chunked\r\n\r\n0\r\nAuthorization" + secret + b"\r\n")
+        assert client.recv(READ_BYTES_MAX).startswith(b"HTTP/1.1 401 ")
 
 
 def test_a_head_may_be_long_and_come_in_pieces(port: int) -> None:

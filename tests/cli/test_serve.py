@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import urllib.request
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -428,6 +428,23 @@ def test_a_handshake_that_never_comes_is_dropped_by_the_admin_port(
     address = urlsplit(server.admin)
     with socket.create_connection((address.hostname, address.port), timeout=2 * HEAD_S) as silent:
         assert silent.recv(1) == b""
+    assert server.stop() == 0
+
+
+@pytest.mark.slow
+def test_connections_in_their_handshake_are_counted_at_the_admin_port(serve: Serve, tmp_path: Path) -> None:
+    """Else strangers take the open files that the data ports need."""
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    certificate.write_text(CERTIFICATE)
+    key.write_text(KEY)
+    server = serve("--tls-cert", str(certificate), "--tls-key", str(key)).ready()
+    address = urlsplit(server.admin)
+    with ExitStack() as opened:
+        silent = [
+            opened.enter_context(socket.create_connection((address.hostname, address.port), timeout=HEAD_S / 2))
+            for _ in range(1_100)
+        ]
+        assert [each.recv(1) for each in silent[-20:]] == [b""] * 20
     assert server.stop() == 0
 
 

@@ -1,5 +1,6 @@
 """Who gets into the console, for how long, with which rights; and what other sites, hosts and forms cannot do."""
 
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from tests.console.conftest import CONSOLE, Api, Visitor, hidden
 
 from veilmq.admin.access import Caller
 from veilmq.cli.access.http import HttpAccess
+from veilmq.console import sessions
 from veilmq.console.app import HEADERS
 from veilmq.console.sessions import (
     ADDRESSES_MAX,
@@ -17,6 +19,7 @@ from veilmq.console.sessions import (
     FREE_FAILURES,
     LINK_US,
     LINKS_MAX,
+    SIGN_IN_BYTES_MAX,
     Attempts,
     Links,
 )
@@ -48,6 +51,19 @@ def test_every_answer_has_the_headers_and_no_page_is_shown_without_a_session(ser
         assert visitor.get("/console/news", headers={"accept": "application/json"}).status_code == 401
         assert visitor.get("/", headers={"accept": "text/html,*/*"}).headers["location"] == "/console/"
         assert visitor.get("/").status_code == 401
+
+
+def test_a_sign_in_is_small_and_comes_soon(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Strangers may send it: a thousand slow ones took all connections of the port, and megabytes each."""
+    monkeypatch.setattr(sessions, "SIGN_IN_S", 0.2)
+    with Visitor(server) as visitor:
+        answer = visitor.sign_in(secret="x" * SIGN_IN_BYTES_MAX)
+        assert (answer.status_code, "16384 bytes" in answer.text) == (413, True)
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as slow:
+        head = f"POST /console/sign-in HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\nOrigin: {server.url}\r\n"
+        kind = "Content-Type: application/x-www-form-urlencoded\r\nContent-Length: 1000\r\n\r\ns"
+        slow.sendall(f"{head}{kind}".encode())
+        assert slow.recv(65_536).startswith(b"HTTP/1.1 408 ")
 
 
 def test_the_session_is_a_cookie_that_scripts_and_other_sites_do_not_see(server: Any) -> None:

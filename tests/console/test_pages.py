@@ -12,7 +12,7 @@ from tests.admin import server as admin
 from tests.console.conftest import CONSOLE, QUEUES, Api, Visitor, bodiless, hidden
 
 from veilmq.console import showing
-from veilmq.console.showing import FormWrong, shown_body
+from veilmq.console.showing import SHOWN_CHARACTERS_MAX, FormWrong, shown_body
 from veilmq.server.config.settings import Settings
 from veilmq.testing.for_each import for_each
 
@@ -235,6 +235,13 @@ def test_a_number_has_as_many_digits_as_a_day_in_microseconds() -> None:
     assert showing.number("age", "86400000000") == 86_400_000_000
     with pytest.raises(FormWrong):
         showing.number("age", "9" * 16)
+
+
+def test_a_deep_body_is_cut_before_it_is_indented() -> None:
+    """Each line of it is as long as it is deep: a body of 1 MB took 1.8 GB."""
+    found = shown_body("[" * 900 + "1," * 400_000 + "1" + "]" * 900, None)
+    assert (found.kind, found.is_cut, len(found.text)) == ("JSON", True, SHOWN_CHARACTERS_MAX)
+    assert showing._indented("[" * 900 + "1," * 400_000 + "1" + "]" * 900).count("1") < 200
 
 
 def test_of_a_long_body_in_base64_the_beginning_is_said_to_be_one() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from veilmq.protocols import Request, Response
 from veilmq.server.http import Limits
+from veilmq.server.http.intake import Intake
 from veilmq.server.http.listener import Exchange
 from veilmq.server.logs import LINES_MAX
 from veilmq.testing.for_each import for_each
@@ -106,6 +107,27 @@ async def test_a_chunked_body_of_mostly_framing_ends(serve, endless):
         answered.cancel()
         assert port.listener.bytes_received < 1_000_000
     assert answered.result().status in (400, 413)
+
+
+async def test_trailers_are_bounded_however_long_the_body(serve):
+    """The pieces of one header are joined in quadratic time."""
+    port = await serve(echo, limits={"header_bytes_max": 20_000, "body_bytes_max": 200_000})
+    client = await port.client()
+    body = b"30d40\r\n" + b"b" * 200_000 + b"\r\n0\r\nX: "
+    await client.send(POST + b"Transfer-Encoding: chunked\r\n\r\n" + body + b"t" * 60_000)
+    answer = await client.answer()
+    assert (answer.status, b"trailers exceed 20000 bytes" in answer.body) == (400, True)
+    assert port.listener.bytes_received < 300_000
+
+
+def test_repeated_headers_beyond_the_limit_are_not_kept():
+    """Each one copied those before."""
+    intake = Intake(Limits(), "peer", False, lambda: "id")
+    names = b"".join(b"%d:\r\n" % number for number in range(2_000))
+    intake.feed(b"GET / HTTP/1.1\r\nHost: h\r\n" + names + names + b"\r\n")
+    assert intake.refusal is not None
+    assert intake.refusal.status == 431
+    assert len(intake.refusal.request.duplicates) <= 100
 
 
 async def test_a_chunk_bomb_of_single_bytes_stays_small_and_is_read(serve):

@@ -270,6 +270,9 @@ class Attempts:
 
 FORM_BYTES_MAX: Final = 2 * 1024 * 1024
 """A body of 1 MiB, as a form encodes most texts."""
+SIGN_IN_BYTES_MAX: Final = 16 * 1024
+SIGN_IN_S: Final = 10.0
+"""How long a form may take that anybody may send."""
 _FIELDS_MAX: Final = 100
 SIGN_IN: Final = "/console/sign-in"
 _PAGE: Final = re.compile(r"/console/[!-\[\]-~]{0,2000}")
@@ -287,17 +290,20 @@ class SignInNeeded(Exception):
         self.is_over = is_over
 
 
-async def form_of(request: Request) -> dict[str, str]:
-    """The fields of a form. Raises Refused."""
+async def form_of(request: Request, bytes_max: int = FORM_BYTES_MAX, seconds: float | None = None) -> dict[str, str]:
+    """The fields of a form. seconds: how long it may take to arrive; None: for ever. Raises Refused."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/x-www-form-urlencoded":
         raise Refused(400, "no_form", "expected a form")
     raw = bytearray()
     try:
-        async for part in request.stream():
-            raw += part
-            if len(raw) > FORM_BYTES_MAX:
-                raise Refused(413, "body_too_large", f"a form has at most {FORM_BYTES_MAX} bytes")
+        async with asyncio.timeout(seconds):
+            async for part in request.stream():
+                raw += part
+                if len(raw) > bytes_max:
+                    raise Refused(413, "body_too_large", f"this form has at most {bytes_max} bytes")
+    except TimeoutError:
+        raise Refused(408, "body_incomplete", f"the form did not arrive within {seconds:g} s") from None
     except ClientDisconnect:
         raise Refused(400, "body_incomplete", "the connection ended within the form") from None
     try:
@@ -341,7 +347,7 @@ class Entrance:
 
     async def enter(self, request: Request) -> Response:
         """POST: open a session."""
-        given = await form_of(request)
+        given = await form_of(request, SIGN_IN_BYTES_MAX, SIGN_IN_S)
         now, address = self._service.clock.now(), _address(request)
         target = _next(given.get("next", HOME))
         if given.get("code"):

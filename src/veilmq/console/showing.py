@@ -15,6 +15,7 @@ import json
 import re
 from datetime import UTC, datetime
 from importlib.resources import files
+from itertools import chain, pairwise
 from typing import Any, Final, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -291,7 +292,8 @@ def _jwe_header(body: str) -> str | None:
 
 
 def _indented(text: str) -> str | None:
-    """A JSON object or array with a line for each member; None if the text is none. Every token stays as it is."""
+    """A JSON object or array with a line for each member, up to where it is cut; None if the text is none. Every token
+    stays as it is."""
     if text.lstrip()[:1] not in ("{", "[") or len(text) > _JSON_CHARACTERS_MAX:
         return None
     try:
@@ -299,20 +301,23 @@ def _indented(text: str) -> str | None:
     except (ValueError, RecursionError):
         return None
     parts: list[str] = []
-    depth = 0
-    tokens = [match[0] for match in _TOKEN.finditer(text)]
-    for place, token in enumerate(tokens):
-        following = tokens[place + 1] if place + 1 < len(tokens) else ""
+    depth = length = 0
+    before = ""
+    for token, following in pairwise(chain((match[0] for match in _TOKEN.finditer(text)), ("",))):
+        part = ": " if token == ":" else token
         if token in "{[" and following not in ("}", "]"):
             depth += 1
-            parts.append(token + "\n" + "  " * depth)
-        elif token in "}]" and tokens[place - 1] not in ("{", "["):
+            part += "\n" + "  " * depth
+        elif token in "}]" and before not in ("{", "["):
             depth -= 1
-            parts.append("\n" + "  " * depth + token)
+            part = "\n" + "  " * depth + token
         elif token == ",":
-            parts.append(",\n" + "  " * depth)
-        else:
-            parts.append(": " if token == ":" else token)
+            part += "\n" + "  " * depth
+        parts.append(part)
+        length += len(part)
+        if length > SHOWN_CHARACTERS_MAX:
+            break  # each line of a deep body is long
+        before = token
     return "".join(parts)
 
 

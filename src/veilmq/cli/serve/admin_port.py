@@ -5,10 +5,11 @@ server. It must not cancel requests at shutdown, because it logs a traceback for
 connection here instead, as if the client had hung up.
 
 uvicorn on httptools bounds neither the size of a request's head nor its time, and joins input in quadratic time: one
-endless header would stop the loop, which the data ports share. So `Connection` counts the bytes fed to an unfinished
-head, and a connection that owes a head has a deadline, from its start and after each response. Bodies need neither:
-they are read behind access control, within `answers.BODY_BYTES_MAX`. Beyond `CONNECTIONS_MAX` a connection is answered
-503, so that strangers cannot take the open files that the data ports need.
+endless header would stop the loop, which the data ports share. So `Connection` counts the bytes that neither end a head
+nor belong to a body (trailers, too), and a connection that owes a head has a deadline, from its start and after each
+response. Bodies need neither: they are read behind access control, within `answers.BODY_BYTES_MAX`; that of a sign-in,
+which anybody may send, has bounds of its own. Trailers are dropped, or they would count as headers. Beyond
+`CONNECTIONS_MAX` a connection is answered 503, so that strangers cannot take the open files that the data ports need.
 
 A client that ends its input after a request gets its answer, as on the data ports; a receive that waits for it is
 answered empty at once (`INPUT_ENDED`), because it looks the same as one that was killed. With TLS the event loop closes
@@ -57,10 +58,12 @@ from veilmq.store import Store
 from veilmq.store.log import Follower
 
 HEAD_BYTES_MAX: Final = 64 * 1024
-"""Request line and headers, not counting what arrives in the same read as their beginning or end."""
+"""Request line and headers, or trailers; not counting what arrives in the same read as their beginning or end."""
 HEAD_S: Final = 10.0
 """Deadline for a request's head, and for the first request of a connection to begin."""
 CONNECTIONS_MAX: Final = 1_000
+_TOLD_FULL_MAX: Final = 64
+"""Connections beyond them that hear so over TLS; more are dropped in their handshake."""
 _FULL: Final = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"  # it has asked for nothing
 )
@@ -73,7 +76,9 @@ class Connection(HttpToolsProtocol):
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._head_begun = False
-        self._head_bytes = 0
+        self._went_on = False
+        self._idle_bytes = 0
+        """Bytes since a head began or ended, or a part of a body came."""
         self._deadline: asyncio.TimerHandle | None = None
         self._input_ended = asyncio.Event()
         self._application, self.app = self.app, self._answer
@@ -96,7 +101,7 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
-        begun_before = self._head_begun
+        self._went_on = False
         self._unset_keepalive_if_required()
         try:
             self.parser.feed_data(data)
@@ -107,10 +112,9 @@ class Connection(HttpToolsProtocol):
             pass  # it is answered as if the header were not there (RFC 9110, 7.8)
         if self.transport.is_closing():
             return
-        if begun_before and self._head_begun:
-            self._head_bytes += len(data)
-            if self._head_bytes > HEAD_BYTES_MAX:
-                self.transport.close()
+        self._idle_bytes = 0 if self._went_on else self._idle_bytes + len(data)
+        if self._idle_bytes > HEAD_BYTES_MAX:
+            self.transport.close()
         cycle: Any = self.cycle  # None before the first request
         if self._head_begun or cycle is None or cycle.response_complete:
             self._await_head()
@@ -127,11 +131,18 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._head_begun = True
-        self._head_bytes = 0
+        self._head_begun = self._went_on = True
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._head_begun:
+            super().on_header(name, value)
+
+    def on_body(self, body: bytes) -> None:
+        self._went_on = True
+        super().on_body(body)
 
     def on_headers_complete(self) -> None:
-        self._head_begun = False
+        self._head_begun, self._went_on = False, True
         self._await_no_more()
         parts = absolute_form(self.url)
         if parts is not None:
@@ -262,7 +273,7 @@ class AdminPort:
         )
         config.load()
         if service.certificate is not None:
-            config.ssl = service.certificate.context()
+            config.ssl = service.certificate.context(CONNECTIONS_MAX + _TOLD_FULL_MAX)
         self._server = _Server(config)
         self._service = service
         self._socket = entry.socket

@@ -8,6 +8,7 @@ import base64
 from typing import Any, Final
 
 import msgspec
+from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from veilmq.admin.api import Refused
@@ -84,7 +85,7 @@ async def _message_page(visit: Visit, *, bodies: bool) -> Response:
         drawing=_drawing(trace, visit.now),
         events=trace["events"][-EVENTS_SHOWN_MAX:],
         left_out=max(0, len(trace["events"]) - EVENTS_SHOWN_MAX),
-        places=[each | {"shown": _shown(each)} for each in found["places"]],
+        places=[each | {"shown": await run_in_threadpool(_shown, each)} for each in found["places"]],
         may_peek=may_peek,
         nav="message",
     )

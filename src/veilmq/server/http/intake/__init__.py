@@ -167,12 +167,14 @@ class Intake:
         "_authority",
         "_begun",
         "_body",
+        "_body_fed",
         "_chunked",
         "_doubled",
         "_duplicates",
         "_form",
         "_headers",
         "_headers_taken",
+        "_idle_bytes",
         "_limits",
         "_method",
         "_next_id",
@@ -217,6 +219,9 @@ class Intake:
         self._headers: dict[bytes, bytes] = {}
         self._headers_taken: dict[bytes, bytes] = {}
         self._body: bytes | bytearray = b""
+        self._body_fed = 0
+        self._idle_bytes = 0
+        """Bytes of a chunked request since its body last grew to `_body_fed` bytes: trailers, mostly."""
         self._parser = httptools.HttpRequestParser(self)
 
     def feed(self, data: bytes) -> bytes:
@@ -277,8 +282,13 @@ class Intake:
         if not self.in_body:
             if self.fed_bytes > header_bytes_max:
                 self.refusal = Refusal(431, f"request line and headers exceed {header_bytes_max} bytes")
-        elif self._chunked and self.fed_bytes > _CHUNK_OVERHEAD_MAX * len(self._body) + 2 * header_bytes_max:
-            self.refusal = Refusal(400, "chunk extensions and trailers outweigh the body")
+        elif self._chunked:
+            grown, self._body_fed = len(self._body) > self._body_fed, len(self._body)
+            self._idle_bytes = 0 if grown else self._idle_bytes + size
+            if self._idle_bytes > header_bytes_max:  # httptools joins the pieces of a header in quadratic time
+                self.refusal = Refusal(400, f"trailers exceed {header_bytes_max} bytes")
+            elif self.fed_bytes > _CHUNK_OVERHEAD_MAX * self._body_fed + 2 * header_bytes_max:
+                self.refusal = Refusal(400, "chunk extensions and trailers outweigh the body")
 
     def _pass_over_upgrade(self) -> None:
         """Continue after a request for a protocol upgrade, which RFC 9110, 7.8 allows to ignore.
@@ -320,6 +330,8 @@ class Intake:
         if name in _SINGLE:
             self._doubled = name  # refused when all headers are read: they decide the form of the response
             return
+        if self._repeats > self._limits.header_count_max:
+            return  # refused then, too
         if len(self._headers[name]) > self._limits.header_bytes_max:
             raise Refusal(431, f"request line and headers exceed {self._limits.header_bytes_max} bytes")
         self._headers[name] += b", " + value.strip()
@@ -453,7 +465,7 @@ class Intake:
         self._begun = self._form & CLOSE != 0
         self.in_body = self.expects = self._chunked = False
         self._target = self._body = b""
-        self.fed_bytes = 0
+        self.fed_bytes = self._body_fed = self._idle_bytes = 0
         if self._headers:
             self._headers = {}
         if self._authority is not None:
