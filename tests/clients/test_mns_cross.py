@@ -198,3 +198,24 @@ def test_an_alias_names_a_queue_in_endpoints_and_policies(shared: ServerProcess,
         assert mns.get("/queues/alias-copies").status_code == 200
         missing = mns.put(f"{path}2", content=f"<Subscription><Endpoint>{arn('none')}</Endpoint></Subscription>")
         assert (missing.status_code, "QueueNotExist" in missing.text) == (404, True)
+
+
+def test_what_other_protocols_may_send_spoils_no_batch(sqs: Any, mns: Any, url: str, azure: Any) -> None:
+    """The SDK takes an empty body, and a boolean that is none, for a damaged answer, and loses all of its messages."""
+    azure.send_message("")
+    flag = {"flag": {"DataType": "String.Boolean", "StringValue": "yes"}}
+    sqs.send_message(QueueUrl=url, MessageBody="flagged", MessageAttributes=flag)
+    sqs.send_message(QueueUrl=url, MessageBody="plain")
+    assert [message.message_body for message in mns.batch_peek_message(16)] == ["", "flagged", "plain"]
+    assert [message.message_body for message in mns.batch_receive_message(16, 0)] == ["", "flagged", "plain"]
+
+
+def test_sqs_lists_the_queues_that_it_can_name(sqs: Any, shared: ServerProcess, mns: Any, name: str) -> None:
+    """MNS allows 120 characters, and SQS 80: a page that ended at such a name was the last one."""
+    account = Account(shared.mns, "anybody", "secret")
+    account.get_queue(f"{name}-".ljust(100, "n")).create(QueueMeta())
+    sqs.create_queue(QueueName=f"{name}-z")
+    pages = sqs.get_paginator("list_queues").paginate(QueueNamePrefix=name, PaginationConfig={"PageSize": 1})
+    urls = [each for page in pages for each in page.get("QueueUrls", [])]
+    assert [each.rpartition("/")[2] for each in urls] == [name, f"{name}-z"]
+    account.get_client().close_connection()

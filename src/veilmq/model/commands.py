@@ -228,8 +228,9 @@ class ListQueues(msgspec.Struct, tag=True, kw_only=True, gc=False):
     """Only names greater than this one; with account None, only keys as text (`account/region/name`)."""
     count_max: int = 1_000
     names: str | None = None
-    """A regular expression of names that the protocol allows. A queue with another name is listed by its alias, or not
-    at all. None: every queue by its own name."""
+    """A regular expression of names that the protocol allows. A queue with another name is listed by its alias (if
+    `by_alias`), or not at all. None: every queue by its own name."""
+    by_alias: bool = True
     dead_letter_target: QueueKey | None = None
     """Only queues whose redrive policy names this one (SQS ListDeadLetterSourceQueues)."""
 

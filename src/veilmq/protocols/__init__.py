@@ -225,6 +225,8 @@ def read_document(body: bytes, depth_max: int, elements_max: int, plain: str = "
     """
     top = Element("", "", [])
     opened = [top]
+    texts: list[list[str]] = [[]]
+    """The character data of each open element, in the pieces between its children."""
     pieces: list[str] = []
     elements = inside = 0
     parser: Any = expat.ParserCreate()
@@ -239,20 +241,21 @@ def read_document(body: bytes, depth_max: int, elements_max: int, plain: str = "
         if len(opened) > depth_max or elements > elements_max:
             raise _at(parser, "the document is too deep or has too many elements")
         if pieces:
-            opened[-1].raw += "".join(pieces)
+            texts[-1].append("".join(pieces))
             pieces.clear()
         element = Element(name.rpartition(":")[2] if ":" in name else name, "", [])
         opened[-1].children.append(element)
         opened.append(element)
+        texts.append([])
 
     def end(name: str) -> None:
         nonlocal inside
         if inside:
             inside -= 1
             return
-        ended = opened.pop()
-        if pieces:
-            ended.raw += "".join(pieces)
+        ended, before = opened.pop(), texts.pop()
+        if pieces or before:
+            ended.raw = "".join((*before, *pieces))
             pieces.clear()
 
     def doctype(*ignored: object) -> None:

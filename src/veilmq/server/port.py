@@ -287,6 +287,7 @@ class Port:
             exchange.account = first.queue.account
             if first.wait_us != 0:
                 exchange.on_gone = conversation.gone
+                exchange.request.body = b""  # it may have megabytes, which nobody needs while the receive waits
         shell.submit(conversation, now)
 
     def refuses_now(self, key: AccessKey, command: Receive) -> bool:

@@ -30,6 +30,17 @@ def test_a_message_goes_round(wire: Any) -> None:
     assert wire.get(queue).texts("QueueMessage") == []
 
 
+def test_a_delete_with_an_empty_id_clears_no_queue(wire: Any) -> None:
+    """azure-storage-queue sends `delete_message("", receipt)` so."""
+    queue = wire.queue()
+    wire.put(queue)
+    for receipt in ("x", ""):
+        refused = wire.ask("DELETE", f"{queue}/messages/?popreceipt={receipt}")
+        assert (refused.status, refused.code) == (400, "InvalidQueryParameterValue")
+    assert len(wire.get(queue).texts("QueueMessage")) == 1
+    assert wire.ask("DELETE", f"{queue}/messages/").status == 204
+
+
 def test_times_are_said_as_they_are(wire: Any) -> None:
     queue = wire.queue()
     put = wire.put(queue, query="?visibilitytimeout=90&messagettl=600")

@@ -6,9 +6,10 @@ from typing import Any
 from tests.support.contract.stage import TESTER
 
 from veilmq.model.commands import Receive, Send, StartMove
-from veilmq.model.instant import SECOND_US
+from veilmq.model.errors import DiskLow
+from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.messages import Attribute, Extras
-from veilmq.model.outcomes import Received
+from veilmq.model.outcomes import Received, Sent
 from veilmq.model.settings.queue import QueueKey, XmlBody
 from veilmq.testing.for_each import for_each
 
@@ -159,6 +160,23 @@ def test_a_batch_of_which_none_is_sent_is_one_error(wire: Any) -> None:
     answer = wire.ask("POST", "/queues/nowhere/messages", batch("<MessageBody>x</MessageBody>", "<Other/>"))
     assert answer.status >= 400
     assert wire.ask("POST", "/queues/nowhere/messages", batch("<MessageBody>x</MessageBody>")).code == "QueueNotExist"
+
+
+def test_a_batch_of_which_none_is_sent_says_of_each_why(wire: Any) -> None:
+    """Else one message that can never be sent hid that the others may be tried again."""
+    good, bad = "<MessageBody>x</MessageBody>", "<MessageBody>x</MessageBody><Priority>99</Priority>"
+    call = wire.codec.decode(wire.request("POST", MESSAGES, batch(bad, good, good)), wire.wall, wire.wall)
+    answer = wire.codec.encode(call, [DiskLow(free_bytes=5)] * 2)
+    codes = [answer.body.count(b"<ErrorCode>%b<" % code) for code in (b"InvalidArgument", b"InternalServerError")]
+    assert (answer.status, codes) == (500, [1, 2])
+
+
+def test_a_delayed_duplicate_has_no_handle_to_tell(wire: Any) -> None:
+    """Of a FIFO queue, which is called by its alias here."""
+    message = "<Message><MessageBody>x</MessageBody><DelaySeconds>9</DelaySeconds></Message>"
+    call = wire.codec.decode(wire.request("POST", MESSAGES, message), wire.wall, wire.wall)
+    sent = Sent(b"i" * 16, 1, Instant(5), Instant(9), Instant(99), duplicate=True)
+    assert b"ReceiptHandle" not in wire.codec.encode(call, [sent]).body
 
 
 def test_a_batch_is_bounded(wire: Any) -> None:

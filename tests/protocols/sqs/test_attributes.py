@@ -221,7 +221,7 @@ def test_wrong_redrive_allow_policies(policy: object, reason: str) -> None:
         ({"Policy": "[" * 8_192}, "InvalidAttributeValue"),
         ({"Policy": "[" * 100_000}, "OverLimit"),
         ({"Policy": '"' + "x" * 65_536 + '"'}, "OverLimit"),
-        ({"KmsMasterKeyId": "x" * 65_537}, "InvalidAttributeValue"),
+        ({"KmsMasterKeyId": "x" * 2_049}, "InvalidAttributeValue"),
         ({"KmsMasterKeyId": "\x00"}, "InvalidAttributeValue"),
         ({"SqsManagedSseEnabled": "yes"}, "InvalidAttributeValue"),
         ({"SqsManagedSseEnabled": "true", "KmsMasterKeyId": "k"}, "InvalidAttributeName"),

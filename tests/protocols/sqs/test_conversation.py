@@ -37,6 +37,7 @@ from veilmq.model.outcomes import (
     Sent,
 )
 from veilmq.model.settings.queue import QueueCounts, QueueInfo, QueueKey, QueueSettings
+from veilmq.protocols.sqs.limits import ANY_QUEUE_NAME
 from veilmq.testing.for_each import for_each
 
 URL = "http://127.0.0.1:9324/111122223333/jobs"
@@ -360,7 +361,15 @@ def test_queues_are_listed_by_pages(wire: Any) -> None:
     answer = wire.client.list_queues(QueueNamePrefix="x", MaxResults=2)
     origin = wire.commands[0].origin
     assert wire.commands == (
-        ListQueues(origin=origin, account="111122223333", region="us-east-1", prefix="x", count_max=2),
+        ListQueues(
+            origin=origin,
+            account="111122223333",
+            region="us-east-1",
+            prefix="x",
+            count_max=2,
+            names=ANY_QUEUE_NAME,
+            by_alias=False,
+        ),
     )
     assert answer["QueueUrls"] == [URL.replace("jobs", "a"), URL.replace("jobs", "b-2")]
     wire.answers(QueuesListed([], False))

@@ -201,9 +201,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
         )
         for count, inside in span(1, 10)
     ],
-    *around(
-        "set_queue_attributes", 65_536, "InvalidAttributeValue", lambda size: setting("KmsMasterKeyId", "k" * size)
-    ),
+    *around("set_queue_attributes", 2_048, "InvalidAttributeValue", lambda size: setting("KmsMasterKeyId", "k" * size)),
     *around("set_queue_attributes", 8_192, "OverLimit", policy_bytes),
     *around("set_queue_attributes", 20, "OverLimit", policy),
     *around("set_queue_attributes", 7, "OverLimit", lambda count: policy(Action=["sqs:SendMessage"] * count)),

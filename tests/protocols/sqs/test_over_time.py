@@ -122,6 +122,14 @@ def test_filters_of_message_attributes(client: Any, url: str, asked: list[str] |
     assert ("MD5OfMessageAttributes" in message) is (shown is not None)
 
 
+def test_a_receive_asks_for_a_bounded_number_of_attributes(served: Any, client: Any, url: str) -> None:
+    """They are kept while it waits."""
+    names = [f"n{number}" for number in range(1_001)]
+    client.receive_message(QueueUrl=url, MessageAttributeNames=names[1:])
+    code, text = served.refused(client.receive_message, QueueUrl=url, MessageAttributeNames=names)
+    assert (code, "at most 1000 attributes" in text) == ("InvalidParameterValue", True)
+
+
 def test_filters_of_system_attributes(served: Any, client: Any, url: str) -> None:
     trace = "Root=1-5759e988-bd862e3fe1be46a994272793"
     value = {"AWSTraceHeader": {"DataType": "String", "StringValue": trace}}

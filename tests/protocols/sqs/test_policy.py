@@ -682,6 +682,15 @@ class TestOwnAccount:
         owner.send_message(QueueUrl=url, MessageBody="x")
         assert not served.codec._endpoint.guarded
 
+    def test_a_queue_that_is_deleted_is_forgotten(self, served: Any, owner: Any, url: str) -> None:
+        """Each one was asked about whenever a move task named no destination."""
+        self.set(owner, url, _statement(Effect="Deny"))
+        owner.delete_queue(QueueUrl=url)
+        source = owner.create_queue(QueueName="dead")["QueueUrl"]
+        arn = owner.get_queue_attributes(QueueUrl=source, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+        served.refused(owner.start_message_move_task, SourceArn=arn)
+        assert not served.codec._endpoint.guarded
+
     def test_a_server_that_starts_knows_who_denies(self, served: Any, owner: Any, url: str) -> None:
         self.set(owner, url, _statement(Effect="Deny", Action="sqs:SendMessage"))
         described = served.store.apply(

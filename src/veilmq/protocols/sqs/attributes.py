@@ -172,7 +172,7 @@ def _check_throughput(change: SettingsChange) -> None:
 def _label(name: str, text: str, creating: bool) -> str:
     if name == "Policy" and len(text.encode()) > limits.POLICY_BYTES_MAX:
         raise policy_too_long()
-    if len(text.encode()) > limits.LABEL_BYTES_MAX:
+    if name != "Policy" and len(text.encode()) > limits.LABEL_BYTES_MAX:
         raise _bad_value(name)
     if text:
         check_text(text, f"queue attribute '{name}' value", errors.INVALID_ATTRIBUTE_VALUE)

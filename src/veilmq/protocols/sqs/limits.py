@@ -13,6 +13,7 @@ API_VERSIONS: Final = frozenset({API_VERSION, "2008-01-01", "2009-02-01", "2011-
 QUEUE_NAME_CHARACTERS_MAX: Final = 80
 QUEUE_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,80}\Z")
 FIFO_QUEUE_NAME: Final = re.compile(r"(?=.{6,80}\Z)[A-Za-z0-9_-]+\.fifo\Z")
+ANY_QUEUE_NAME: Final = rf"{QUEUE_NAME.pattern}|{FIFO_QUEUE_NAME.pattern}"
 FIFO_SUFFIX: Final = ".fifo"
 ACCOUNT: Final = re.compile(r"[0-9]{12}\Z")
 ACCOUNT_PATH: Final = re.compile(rb".*/[0-9]{12}/[^/]+/?\Z")
@@ -52,6 +53,8 @@ ATTRIBUTE_NAME_FORBIDDEN: Final = re.compile(rf"[^{_NAME_CHARACTERS}.]")
 ATTRIBUTE_RESERVED: Final = ("aws.", "amazon.")
 NUMBER_DIGITS_MAX: Final = 38
 NUMBER_EXPONENT_MIN: Final = -128
+NAMES_MAX: Final = 1_000
+"""Names of attributes that a receive asks for. AWS has no such limit; a message has ten attributes."""
 NUMBER_EXPONENT_MAX: Final = 126
 
 TOKEN: Final = re.compile(r"[A-Za-z0-9!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]{1,128}\Z")
@@ -61,8 +64,8 @@ TRACE_BYTES_MAX: Final = 1_024
 REDRIVE_RECEIVES_MIN: Final = 1
 REDRIVE_RECEIVES_MAX: Final = 1_000
 REDRIVE_SOURCES_MAX: Final = 10
-LABEL_BYTES_MAX: Final = 65_536
-"""Length of a queue attribute that is stored verbatim (KmsMasterKeyId)."""
+LABEL_BYTES_MAX: Final = 2_048
+"""Length of a queue attribute that is stored verbatim (KmsMasterKeyId, which has at most so much: KMS API)."""
 
 LIST_QUEUES_MAX: Final = 1_000
 POLICY_BYTES_MAX: Final = 8_192

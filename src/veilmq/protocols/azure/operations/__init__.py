@@ -32,6 +32,7 @@ SET_PROPERTIES: Final = Operation(
 
 _PUT: Final = Operation("Put Message", messages.plan_put, messages.answer_put, "o", "a", "a")
 _GET: Final = Operation("Get Messages", messages.plan_get, messages.answer_messages, "o", "p", "p")
+_CLEAR: Final = Operation("Clear Messages", messages.plan_clear, messages.answer_nothing, "o", "d")
 _PEEK: Final = Operation("Peek Messages", messages.plan_peek, messages.answer_messages, "o", "r", "r", writes=False)
 
 TABLE: Final[dict[tuple[Kind, str, str], dict[str, Operation]]] = {
@@ -93,7 +94,7 @@ TABLE: Final[dict[tuple[Kind, str, str], dict[str, Operation]]] = {
         "POST": _PUT,
         "GET": _GET,
         # "A service SAS can't grant access to certain operations": queues can't be cleared.
-        "DELETE": Operation("Clear Messages", messages.plan_clear, messages.answer_nothing, "o", "d"),
+        "DELETE": _CLEAR,
     },
     (Kind.MESSAGE, "", ""): {
         "DELETE": Operation("Delete Message", messages.plan_delete, messages.answer_nothing, "o", "p", "p"),
@@ -125,6 +126,8 @@ def find(asked: Asked) -> Operation:
         raise Refusal(errors.UNSUPPORTED_HTTP_VERB, headers=allow)
     if row is _GET and "peekonly" in parameters:
         row = _peek_or_get(parameters["peekonly"])
+    if row is _CLEAR and "popreceipt" in parameters:  # a Delete Message with an empty id, which clients do send
+        raise bad_parameter("popreceipt", parameters["popreceipt"], "Clear Messages takes none: name a message's id.")
     if asked.version < row.since:
         raise Refusal(errors.FEATURE_VERSION_MISMATCH, {"Reason": f"{row.name} needs version {row.since} or later."})
     return row

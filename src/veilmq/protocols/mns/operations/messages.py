@@ -50,6 +50,9 @@ from veilmq.protocols.mns.fields import boolean, document, members, number, read
 _TYPES: Final = {"STRING": "String", "NUMBER": "Number", "BOOLEAN": "String.Boolean", "BINARY": "Binary"}
 _BOOLEAN: Final = _TYPES["BOOLEAN"]
 _WIDE_NUMBER: Final = "String.Number"
+_EMPTY: Final = "<!---->"
+"""In the place of an empty body, which another protocol may send. Python's SDK takes an empty element for a damaged
+answer, and drops all messages of the batch, which it has leased then."""
 """A NUMBER that SQS would refuse: inf, nan, more than 38 digits."""
 _NUMBER: Final = re.compile(r"[+-]?(?:[0-9]{1,38}(?:\.[0-9]{0,38})?|\.[0-9]{1,38})(?:[eE][+-]?[0-9]{1,3})?\Z")
 _SOURCE: Final = "DLQSourceArn"
@@ -151,7 +154,7 @@ def _typed(attribute: Attribute) -> tuple[str, str]:
     if not isinstance(value, str):
         return b64encode(value).decode(), "BINARY"
     if attribute.type == _BOOLEAN:
-        return value, "BOOLEAN"
+        return value, "STRING" if boolean(value) is None else "BOOLEAN"  # SDKs refuse an answer with another text
     if attribute.type == _WIDE_NUMBER:
         return value, "NUMBER" if _is_number(value) else "STRING"
     return value, "NUMBER" if attribute.type.startswith("Number") and _NUMBER.match(value) else "STRING"
@@ -251,7 +254,7 @@ def _plan_batch(asked: Asked, queue: QueueKey, root: Element) -> Plan:
 
 
 def answer_send(call: Call, outcomes: Sequence[Outcome]) -> Response:
-    """201 with ids; of a batch with failures, 500, or the first failure if nothing was sent."""
+    """201 with ids; of a batch with failures, 500, or the failure if all of them have it in common."""
     if call.memo is not None:
         return _answer_batch(call, outcomes)
     sent: Sent = sole(call, outcomes)
@@ -265,7 +268,7 @@ def _sent(command: Send, sent: Sent, *, bare: bool) -> str:
     text = f"<MessageId>{sent.id.hex().upper()}</MessageId><MessageBodyMD5>{command.md5.hex().upper()}</MessageBodyMD5>"
     if bare:
         return text
-    if sent.visible > sent.sent:
+    if sent.handle and sent.visible > sent.sent:
         text += f"<ReceiptHandle>{sent.handle}</ReceiptHandle>"
     group = command.extras.group
     return text if group is None else f"{text}<MessageGroupId>{escape(group)}</MessageGroupId>"
@@ -278,7 +281,7 @@ def _answer_batch(call: Call, outcomes: Sequence[Outcome]) -> Response:
     for place in range(len(call.commands) + len(refused)):
         answers.append(refused[place] if place in refused else _result(*next(results)))
     failures = [each for each in answers if isinstance(each, Refusal)]
-    if len(failures) == len(answers):
+    if len(failures) == len(answers) and len({each.fault.code for each in failures}) == 1:
         raise failures[0]
     texts = [_failed(each) if isinstance(each, Refusal) else _sent(*each, bare=bool(failures)) for each in answers]
     inside = "".join([f"<Message>{text}</Message>" for text in texts])
@@ -342,9 +345,10 @@ def _message(message: Delivery, encoded: bool) -> str:
         next_visible = f"<NextVisibleTime>{milliseconds(message.due)}</NextVisibleTime>"
     enqueued = milliseconds(message.sent)
     first = enqueued if message.first_received is None else milliseconds(message.first_received)
+    shown = escape(body) or _EMPTY
     text = (
         f"<MessageId>{message.id.hex().upper()}</MessageId>{handle}"
-        f"<MessageBodyMD5>{digest.hex().upper()}</MessageBodyMD5><MessageBody>{escape(body)}</MessageBody>"
+        f"<MessageBodyMD5>{digest.hex().upper()}</MessageBodyMD5><MessageBody>{shown}</MessageBody>"
         f"<EnqueueTime>{enqueued}</EnqueueTime>{next_visible}<FirstDequeueTime>{first}</FirstDequeueTime>"
         f"<DequeueCount>{message.receive_count}</DequeueCount><Priority>{message.priority}</Priority>"
     )

@@ -149,10 +149,12 @@ def _check_questions(call: Call, held: _Held, outcomes: Sequence[Outcome]) -> No
     for question, outcome in zip(held.questions, outcomes, strict=True):
         if isinstance(outcome, QueueDescribed):
             _check(held, question, outcome.info)
-        elif not isinstance(outcome, QueueMissing):
+            continue
+        if not isinstance(outcome, QueueMissing):
             assert isinstance(outcome, VeilError)
             raise fault_of(outcome, call.commands[0])
-        elif held.asked.foreign is not None:
+        call.endpoint.guarded.discard(question.queue)  # deleted since it was noted
+        if held.asked.foreign is not None:
             # Do not reveal whether another account's queue exists. A missing queue of the caller's own: the call itself
             # reports or creates it.
             raise _denied(held.call, question)

@@ -81,6 +81,8 @@ OLD_SCHEMES: Final = (b"AWS ", b"AWS3 ", b"AWS3-HTTPS ")
 
 _ANONYMOUS: Final = "anonymous"
 _KEY_ID_CHARACTERS_MAX: Final = 128
+_UNPRINTABLE: Final = re.compile(r"[^ -~]")
+"""A claimed id is shown as SenderId, also in XML."""
 """Bound of an unchecked key id, because it goes into the history."""
 _PARAMETERS: Final = tuple(
     b"X-Amz-" + name for name in (b"Algorithm", b"Credential", b"Signature", b"SignedHeaders", b"Date")
@@ -100,7 +102,7 @@ def claimed(request: Request, authorization: bytes | None) -> tuple[str, str | N
         credential = found[1] if found else b""
     elif b"X-Amz-Credential" in request.query:
         credential = dict(query_pairs(request.query)).get(b"X-Amz-Credential", b"")
-    parts = credential.decode("utf-8", "replace").rsplit("/", 4)
+    parts = _UNPRINTABLE.sub("?", credential.decode("utf-8", "replace")).rsplit("/", 4)
     region = parts[2] if len(parts) == 5 and limits.REGION.match(parts[2]) else None
     return parts[0][:_KEY_ID_CHARACTERS_MAX] or _ANONYMOUS, region
 

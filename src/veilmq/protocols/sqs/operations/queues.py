@@ -136,6 +136,8 @@ def plan_list(asked: Asked, given: ListQueuesInput) -> Plan:
         prefix=given.queue_name_prefix or "",
         after=_name_of_token(given.next_token) if given.next_token else "",
         count_max=count or limits.LIST_QUEUES_MAX,
+        names=limits.ANY_QUEUE_NAME,
+        by_alias=False,
     )
     return (command,), count is not None
 
@@ -167,6 +169,8 @@ def plan_list_sources(asked: Asked, given: ListDeadLetterSourceQueuesInput) -> P
         region=target.region,
         after=_name_of_token(given.next_token) if given.next_token else "",
         count_max=count or limits.LIST_QUEUES_MAX,
+        names=limits.ANY_QUEUE_NAME,
+        by_alias=False,
         dead_letter_target=target,
     )
     return (exists, command), count is not None

@@ -376,7 +376,7 @@ def _keys_of_account(queues: Queues, names: OrderedNames, command: ListQueues) -
     shown = []
     for place in names.places(command.account, command.region):
         shown.append(_own_names(names, command, place, allowed))
-        if allowed is not None:
+        if allowed is not None and command.by_alias:
             shown.append(_aliases(queues, command, place, allowed))
     for _, key in merge(*shown):
         yield key
