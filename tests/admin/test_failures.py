@@ -60,6 +60,8 @@ def test_causes_of_a_span(server: Any, http: httpx.Client) -> None:
     assert failures(http, to=first["to"])["causes"] == first["causes"], "an earlier minute is as it was"
     assert sum(each["count"] for each in failures(http, minutes=2)["causes"]) == 2
     assert http.get(JOBS + "/failures", params={"minutes": 1_441}).json()["field"] == "minutes"
+    assert http.get(JOBS + "/failures", params={"from": 5, "to": 3}).json()["field"] == "from"
+    assert failures(http, **{"from": 3, "to": 5})["causes"] == [], "the first minute of 1970"
 
 
 def all_failures(http: httpx.Client, **members: Any) -> dict[str, Any]:

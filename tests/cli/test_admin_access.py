@@ -83,6 +83,8 @@ def test_all_addresses_mean_loopback_to_a_command_beside_the_server(
     port = server.admin.rsplit(":", 1)[1]
     token = ("--token-file", str(server.data / "admin-token"))
     assert run("queues", "list", "--admin", f"0.0.0.0:{port}", *token).code == 0
+    empty = run("queues", "list", "--admin", "", *token)  # a script's variable that is not set
+    assert (empty.code, empty.err) == (2, "veilmq: --admin: expected a URL, not an empty text\n")
     assert run("console", "--admin", f"http://0.0.0.0:{port}", *token).out.startswith(f"{server.admin}/")
     monkeypatch.setenv("VEILMQ_ADMIN", f"0.0.0.0:{port}")
     assert run("queues", "list", *token).code == 0

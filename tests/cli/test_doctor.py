@@ -237,6 +237,9 @@ def test_a_certificate_that_ends(doctor: Any, tmp_path: Path, days: int, level: 
     files = ("--tls-cert", str(tmp_path / "mq.pem"), "--tls-key", str(tmp_path / "mq.key"))
     ((found, text, _),) = doctor("certificate", *files)[1]
     assert (found, said in text) == (level, True)
+    pair = (tmp_path / "mq.pem").read_bytes()
+    (tmp_path / "mq.pem").write_bytes(pair.replace(b"CERTIFICATE", b"TRUSTED CERTIFICATE"))
+    assert doctor("certificate", *files)[1][0][:2] == ("ok", f"{files[1]} fits its key; its end cannot be read")
     (tmp_path / "mq.key").write_bytes(make_pair("other")[1])
     assert doctor("certificate", *files)[1][0][0] == "error"
     (tmp_path / "mq.key").unlink()

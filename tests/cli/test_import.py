@@ -18,6 +18,7 @@ from veilmq.client.messages import Message, Template
 from veilmq.model.settings.access import DEVELOPMENT_ACCOUNT
 from veilmq.server.auth import Account
 from veilmq.server.config import queues_file
+from veilmq.testing.for_each import for_each
 from veilmq.testing.local import LocalServer
 
 ELASTICMQ = """
@@ -87,6 +88,13 @@ def test_what_aws_prints_becomes_a_queues_file(run: Run, tmp_path: Path) -> None
     }  # fmt: skip
     assert "queue orders.fifo: its access policy" in ended.err
     assert "queue orders.fifo: DeduplicationScope messageGroup" in ended.err
+
+
+@for_each("policy", ["null", "[]", '{"maxReceiveCount": 1e400}'])
+def test_a_policy_that_is_none_is_refused(run: Run, tmp_path: Path, policy: str) -> None:
+    (tmp_path / "queues.json").write_text(json.dumps({"Attributes": {**DEAD["Attributes"], "RedrivePolicy": policy}}))
+    ended = run("import", "queues.json")
+    assert (ended.code, "expected the Attributes of a queue" in ended.err) == (2, True), ended.err
 
 
 def test_an_endpoints_queues_are_created_at_another(run: Run, tmp_path: Path, veilmq_server: LocalServer) -> None:

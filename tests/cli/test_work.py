@@ -198,6 +198,7 @@ def test_child_processes_and_poison(directory: Path, veilmq: Command) -> None:
         (["handlers:handle", "--no-keeper", "--max-hold", "1h"], 2, "--max-hold: is the keeper's"),
         (["handlers:handle", "--retry-first", "10m"], 2, "--retry-longest: 300 s is below --retry-first 600 s"),
         (["handlers:handle", "--metrics", "9000"], 2, "--metrics: expected HOST:PORT"),
+        (["handlers:handle", "--metrics", "a..b:1"], 4, "--metrics: a..b:1: "),
         (["handlers:handle", "--checkpoints", "nothing://here"], 2, "--checkpoints: "),
     ],
 )

@@ -58,6 +58,7 @@ BAD = [
     ('azure_name = "examplename"', "", ["azure_name", "belong together"]),
     ('azure_name = "examplename"', 'azure_name = "Example"', ["line 4", "azure_name"]),
     ('"aHVzaGh1c2gy"', '"hush!"', ["line 5", "azure_keys", "base64"]),
+    ('"aHVzaGh1c2gy"', '"aHVzaGh1c2gy\u00a0"', ["line 5", "azure_keys", "base64"]),
     ('"aHVzaGh1c2g=", "aHVzaGh1c2gy"', "", ["line 5", "azure_keys"]),
     (', "aHVzaGh1c2gy"', ', "aHVzaGh1c2gy", "aHVzaGh1c2gz"', ["line 5", "azure_keys"]),
     ("[[account.key]]\nid", "[[account.keys]]\nid", ["unknown field keys"]),

@@ -147,10 +147,17 @@ def attributes_read(text: str) -> list[dict[str, str]]:
         pairs = pairs_read("attributes", text)
         return [{"name": name, "type": "String", "value": value} for name, value in pairs.items()]
     try:
-        found = json.loads(text)
+        found = _loaded(text)
     except (ValueError, RecursionError):
         raise FormWrong("attributes", "expected a JSON list of {name, type, value}") from None
     assert isinstance(found, list)  # the API looks at what is in it
+    return found
+
+
+def _loaded(text: str) -> Any:
+    """Raises ValueError, also for half a surrogate pair, which no protocol can carry; RecursionError."""
+    found = json.loads(text)
+    json.dumps(found, ensure_ascii=False).encode()
     return found
 
 
@@ -167,7 +174,7 @@ def pairs_read(field: str, text: str) -> dict[str, str]:
     """The same back. Raises FormWrong."""
     if text.lstrip().startswith("{"):
         try:
-            found = json.loads(text)
+            found = _loaded(text)
         except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):

@@ -367,7 +367,7 @@ class SpanInput(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, rename
         step_us, _, most = STEPS[step]
         end = min(now // step_us, (now if self.end is None else self.end - 1) // step_us) + 1
         start = end - count if self.start is None else self.start // step_us
-        if end <= start:
+        if end <= start or (self.start is not None and self.end is not None and self.end <= self.start):
             raise ParameterInvalid(parameter="from", reason="it is not before `to` and now")
         if end - start > most:
             parameter = named if self.start is None else "from"

@@ -206,6 +206,8 @@ def http_access(target: Target, environment: Mapping[str, str]) -> "HttpAccess |
     from veilmq.cli.access.http import HttpAccess
     from veilmq.store.directory import reached_here
 
+    if target.admin == "":  # an unset variable of a script: another server would be asked
+        raise Failure(Exit.USAGE, "--admin: expected a URL, not an empty text")
     home = directory_of(target, environment)
     admin = target.admin or (None if target.data else environment.get("VEILMQ_ADMIN") or None)
     announced: str | None = None

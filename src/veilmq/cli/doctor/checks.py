@@ -367,7 +367,11 @@ def certificate(settings: Settings) -> Iterator[Finding]:
         return
     from cryptography import x509
 
-    end = x509.load_pem_x509_certificates(settings.tls_cert.read_bytes())[0].not_valid_after_utc
+    try:
+        end = x509.load_pem_x509_certificates(settings.tls_cert.read_bytes())[0].not_valid_after_utc
+    except ValueError:  # such as BEGIN TRUSTED CERTIFICATE, which OpenSSL takes
+        yield Finding("certificate", Level.OK, f"{settings.tls_cert} fits its key; its end cannot be read")
+        return
     left_s = end.timestamp() - SYSTEM.wall()
     renew = "Put the new one in its place, and send SIGHUP to the server."
     text = f"{settings.tls_cert} is valid until {datetime.fromtimestamp(end.timestamp(), UTC):%Y-%m-%d %H:%M} UTC"

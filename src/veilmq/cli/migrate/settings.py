@@ -168,7 +168,7 @@ def _of_attributes(document: Any, path: Path | None, tags: Mapping[str, str] | N
             content_deduplication=given.get("ContentBasedDeduplication") == "true",
             tags=dict(tags or {}),
         )
-    except (KeyError, TypeError, ValueError, msgspec.ValidationError):
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError, msgspec.ValidationError):
         where = "" if path is None else f"{path}: "
         advice = "aws sqs get-queue-attributes --queue-url URL --attribute-names All"
         raise Failure(Exit.USAGE, f"{where}expected the Attributes of a queue, with its QueueArn", advice) from None

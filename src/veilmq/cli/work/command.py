@@ -198,7 +198,7 @@ def _serve_metrics(address: str) -> PrometheusMeter:
         start_http_server(int(port), host or "127.0.0.1")
     except CapabilityMissing as error:
         raise Failure(Exit.USAGE, f"--metrics: {error}") from None
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # no machine can have a name that IDNA refuses
         raise Failure(Exit.ADDRESS, f"--metrics: {address}: {error}") from None
     return meter
 

@@ -40,7 +40,6 @@ Fetch, "Origin header".
 
 import asyncio
 import base64
-import binascii
 import logging
 import re
 from collections.abc import Collection, Mapping
@@ -313,7 +312,7 @@ class _Reader:
     def _azure_key(self, text: str, who: str, where: tuple[Any, ...]) -> bytes:
         try:
             raw = base64.b64decode(text, validate=True)
-        except binascii.Error:
+        except ValueError:  # binascii.Error is one; a character beyond ASCII is another
             raw = b""
         if not raw:
             raise self._error(f"{who}: field azure_keys: expected one or two keys in base64", where)

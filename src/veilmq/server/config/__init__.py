@@ -14,6 +14,7 @@ from collections.abc import Callable
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -189,6 +190,11 @@ def _patterned(name: str, given: object) -> str:
     found = pattern.fullmatch(text)
     if not found:
         raise SettingInvalid(name, f"expected {allowed}")  # the given value may contain a password
+    if pattern is _URL:
+        try:
+            urlsplit(text)
+        except ValueError:
+            raise SettingInvalid(name, "expected an IPv6 address in the brackets") from None
     port = found.groupdict().get("port")
     if port is not None and int(port) > PORT_MAX:
         raise SettingInvalid(name, f"a port is a number up to {PORT_MAX}, not {port}")
@@ -207,6 +213,10 @@ def _address(name: str, given: object) -> Address:
             ip_address(host)
         except ValueError:
             raise SettingInvalid(name, f"expected an IPv6 address in the brackets of {given!r}") from None
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        raise SettingInvalid(name, f"{given}: no machine can have that name") from None
     return Address(host, int(found[3]))
 
 

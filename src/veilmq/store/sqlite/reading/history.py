@@ -177,6 +177,8 @@ def _before(connection: apsw.Connection, table: str, incarnation: int, first: in
 
 def _last(connection: apsw.Connection, table: str, incarnation: int, end: int) -> State | None:
     ids = [row_id(period, incarnation) for period in range(max(0, end - _BACK[table]), end)]
+    if not ids:  # of 1970
+        return None
     id_: Any = connection.execute(_LAST.format(table=table), (numbers(ids),)).get
     if id_ is None:
         return None
