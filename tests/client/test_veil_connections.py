@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
+from veilmq.client.adapters import veil as adapter
 from veilmq.client.adapters.veil import VeilAccount, VeilQueue, calls
 from veilmq.client.errors import ServiceError, TransportError
+from veilmq.client.keeper.decisions import INTERVAL, MINIMAL_LIFE
 from veilmq.model.errors import MessageGone, MessageTooLarge, VeilError
 from veilmq.testing.client_contract import for_each
 
@@ -165,6 +167,18 @@ def test_one_connection_serves_one_request_after_another(script: Script, queue: 
     for _ in range(5):
         queue.stats()
     assert (len(script.requests), script.connections) == (5, 1)
+
+
+def test_an_extension_leaves_time_for_another_one(
+    script: Script, queue: VeilQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over a connection that swallowed it the keeper lost the lease, for the account's timeout is longer than its
+    lead."""
+    assert adapter.EXTEND_SECONDS == adapter._EXTEND.seconds_max < INTERVAL + MINIMAL_LIFE
+    monkeypatch.setattr(adapter, "_EXTEND", adapter._EXTEND._replace(seconds_max=0.2))
+    script.steps = [be_silent]
+    with pytest.raises(TransportError, match=r"no answer within 0\.2 s"):
+        queue.extend("handle", 30)
 
 
 def test_a_connection_that_the_server_ended_is_not_used(script: Script, queue: VeilQueue) -> None:

@@ -43,7 +43,9 @@ __all__ = ["VeilAccount", "VeilQueue"]
 
 _SEND: Final = operation("VeilMQ.Send", veil.SendResult, repeatable=False)
 _RECEIVE: Final = operation("VeilMQ.Receive", veil.MessagesResult, repeatable=False, brings_leases=True)
-_EXTEND: Final = operation("VeilMQ.Extend", veil.FailuresResult, repeatable=True)
+EXTEND_SECONDS: Final = 8.0
+"""A keeper has half of a lease to extend it, 15 s by default: it needs time for a second try on another connection."""
+_EXTEND: Final = operation("VeilMQ.Extend", veil.FailuresResult, repeatable=True, seconds_max=EXTEND_SECONDS)
 _DELETE: Final = operation("VeilMQ.Delete", veil.FailuresResult, repeatable=True)
 _PEEK: Final = operation("VeilMQ.Peek", veil.MessagesResult, repeatable=True)
 DESCRIBE: Final = operation("VeilMQ.DescribeQueue", veil.DescribeQueueResult, repeatable=True)
@@ -316,7 +318,8 @@ class VeilAccount(CloudAccount):
 
         `others`: host and port of further servers of the same cluster, to go on to when one fails.
         `tls`: True verifies by the system's authorities; a context by its own. `account`: 12 digits, if not the key's.
-        `token`: of temporary credentials. `timeout`: seconds for an answer, in addition to a receive's wait.
+        `token`: of temporary credentials. `timeout`: seconds for an answer, in addition to a receive's wait; an
+        extension has `EXTEND_SECONDS` at most.
         `retries`: False repeats nothing that may have happened. Raises ParameterInvalid.
         """
         super().__init__()

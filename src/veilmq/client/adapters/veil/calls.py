@@ -11,6 +11,7 @@ Messages: pure functions, with a fast path first: most messages have only a body
 what has no form on the wire is refused here. Source: docs/veil-protocol.md.
 """
 
+import math
 import threading
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
@@ -56,11 +57,20 @@ class Operation(NamedTuple):
     """Idempotent."""
     brings_leases: bool
     """If nobody reads the answer, its messages stay hidden until their leases end."""
+    seconds_max: float
+    """How long an answer may take, if that is shorter than the account's timeout."""
 
 
-def operation(target: str, result: type[msgspec.Struct], *, repeatable: bool, brings_leases: bool = False) -> Operation:
+def operation(
+    target: str,
+    result: type[msgspec.Struct],
+    *,
+    repeatable: bool,
+    brings_leases: bool = False,
+    seconds_max: float = math.inf,
+) -> Operation:
     """`target`: as in X-Amz-Target."""
-    return Operation(target.encode(), msgspec.json.Decoder(result), repeatable, brings_leases)
+    return Operation(target.encode(), msgspec.json.Decoder(result), repeatable, brings_leases, seconds_max)
 
 
 class Done(NamedTuple):
@@ -237,7 +247,7 @@ class Calls:
         try:
             if self.closed:  # close() may have looked before the line above
                 raise self._is_closed(False)
-            answer = connection.exchange(request, self._timeout + wait)
+            answer = connection.exchange(request, min(self._timeout, kind.seconds_max) + wait)
         except BaseException:
             connection.close()
             raise
