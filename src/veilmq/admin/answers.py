@@ -104,7 +104,7 @@ def command_id_of(request: Request) -> str | None:
 def no_command_id(request: Request) -> None:
     """Raises Refused (400) if the client gives an id to a call that cannot be repeated by it."""
     if operator.HEADER in request.headers:
-        words = "this call takes no Idempotency-Key: a repeated one would not do the same"
+        words = "this call takes no Idempotency-Key: repeating it would not have the same effect"
         raise Refused(400, "idempotency_key_refused", words)
 
 

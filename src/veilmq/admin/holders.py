@@ -37,14 +37,14 @@ from veilmq.store.rollups import COUNTS, DEAD_LETTERED, FAILED, LEASE_EXPIRED, C
 LOOKED_AT_MAX: Final = 10_000
 """Delayed and leased messages that one page looks at to find those that match."""
 CLIENTS_MAX: Final = 100
-"""Clients that wait: so many are named, those with the most receives first."""
+"""How many waiting clients are named: those with the most receives."""
 KINDS: Final = (FAILED, LEASE_EXPIRED, DEAD_LETTERED)
 ROLLUPS_MAX: Final = 200_000
-"""So many rollups of a queue and a minute are looked at to find those with failures."""
+"""How many rollups, each of a queue and a minute, are looked at to find those with failures."""
 FAILING_MAX: Final = 10_000
-"""So many with failures are added up."""
+"""How many rollups with failures are added up."""
 QUEUES_NAMED_MAX: Final = 10
-"""Of each cause; those with the most failures."""
+"""How many queues are named for each cause: those with the most failures."""
 
 
 class HoldersInput(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -183,7 +183,7 @@ class FailuresInput(SpanInput, kw_only=True):
 
 
 class AllFailuresInput(FailuresInput, kw_only=True):
-    """The same of the queues of an account (`*`: all) and region (default: all) whose names begin so."""
+    """The same for the queues of an account (`*`: all) and region (default: all) whose names begin with `prefix`."""
 
     account: Annotated[str, Meta(pattern=ACCOUNT_OR_ALL)] | None = None
     region: Region | None = None
@@ -214,7 +214,7 @@ class _Sum:
                 self.causes[cause] = seen
 
     def most(self, limit: int) -> tuple[list[tuple[Cause, Seen]], dict[str, int]]:
-        """Those with the most failures, and by kind how many failures are of none of them."""
+        """The causes with the most failures; and by kind, how many failures belong to none of these."""
         shown = sorted(self.causes.items(), key=lambda each: (-each[1].count, -each[1].newest))[:limit]
         other = {COUNTS[kind]: self.counts[kind] for kind in KINDS}
         for _, each in shown:

@@ -152,7 +152,7 @@ def _serve(flags: dict[str, Any]) -> None:
 
 def _new_key(
     account: Annotated[
-        str | None, typer.Option("--account", metavar="ID", help="Of this account, 12 digits; else of a new one.")
+        str | None, typer.Option("--account", metavar="ID", help="The key's account, 12 digits [a new account].")
     ] = None,
     as_json: Json = False,
     encryption: Annotated[
@@ -167,7 +167,7 @@ def _new_key(
         typer.Option("--into", metavar="FILE", help="Add it to this file, or make it, mode 0600."),
     ] = None,
     decrypts_only: Annotated[
-        bool, typer.Option("--decrypts-only", help="Add it first: the last key of the file still encrypts.")
+        bool, typer.Option("--decrypts-only", help="Add it before the others: the file's last key encrypts.")
     ] = False,
 ) -> None:
     """Make an access key, and print it as part of a credentials file or add it to one.
@@ -215,13 +215,13 @@ def _restore(
         ),
     ],
     to: Annotated[
-        str | None, typer.Option("--to", metavar="INSTANT", help="As it was then, say 2026-01-31T12:00:00Z [its end].")
+        str | None, typer.Option("--to", metavar="INSTANT", help="Up to this instant, 2026-01-31T12:00:00Z [its end].")
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Write the state of an instant into a new directory. Old receipt handles are void in it.
 
-    Exits 1 if something in the source is damaged, and the state is of an earlier instant.
+    Exits 1 if damage was found: the state may then be of an earlier instant.
     """
     from veilmq.cli.directory.restoring import restore
 
@@ -234,7 +234,7 @@ def _check(
     token_file: TokenFile = None,
     repair: Annotated[
         Path | None,
-        typer.Option("--repair", metavar="NEW", help="Write what can be had into this new directory; no server runs."),
+        typer.Option("--repair", metavar="NEW", help="Recover what can be read into NEW, while no server runs."),
     ] = None,
     backup: Annotated[
         Path | None,
@@ -244,7 +244,7 @@ def _check(
 ) -> None:
     """Check the files, every body's MD5, the leases and the conservation law. Exits 1 if something is wrong.
 
-    With --repair, also what can be had of a damaged directory is written into a new one, and the old one stays.
+    With --repair, everything that can be recovered is also written to a new directory. The old one is not changed.
     """
     from veilmq.cli.access import Target, holder_access
     from veilmq.cli.directory import check, write_new

@@ -32,15 +32,15 @@ if TYPE_CHECKING:
 _ANSWER_S: Final = 2
 _NAMES_MAX: Final = 1_000
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
-Delay = Annotated[str | None, typer.Option("--delay", metavar="TIME", help="Before a message becomes visible.")]
+Delay = Annotated[str | None, typer.Option("--delay", metavar="TIME", help="Time before a message becomes visible.")]
 Wait = Annotated[str | None, typer.Option("--wait", metavar="TIME", help="How long a receive waits, at most 30s.")]
-Prefix = Annotated[str, typer.Option("--prefix", metavar="TEXT", help="Only names that begin so.")]
+Prefix = Annotated[str, typer.Option("--prefix", metavar="TEXT", help="Only names that begin with TEXT.")]
 Everything = Annotated[bool, typer.Option("--all", help="Of all accounts and regions.")]
 OfType = Annotated[str | None, typer.Option("--type", metavar="NAME", help="Only this type.")]
 OfGroup = Annotated[str | None, typer.Option("--group", metavar="NAME", help="Only this group.")]
-Older = Annotated[str | None, typer.Option("--older", metavar="TIME", help="Only those sent longer ago.")]
-Receives = Annotated[int, typer.Option("--receives", metavar="N", min=0, help="Only those received so often, or more.")]
-Text = Annotated[str | None, typer.Option("--text", metavar="TEXT", help="Only with this in the body.")]
+Older = Annotated[str | None, typer.Option("--older", metavar="TIME", help="Only those sent more than TIME ago.")]
+Receives = Annotated[int, typer.Option("--receives", metavar="N", min=0, help="Only those received at least N times.")]
+Text = Annotated[str | None, typer.Option("--text", metavar="TEXT", help="Only those with TEXT in the body.")]
 
 
 def filter_of(

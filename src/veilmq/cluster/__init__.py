@@ -6,8 +6,8 @@ connection and what must be set there, `schema` the tables, `ownership` the epoc
 the reading, `snapshots` whole copies. `member` is one server, which follows until it owns. `peer` passes clients' calls
 on to the owner; it knows nothing of PostgreSQL.
 
-Here is what whatever carries calls out has in common, the shell of the own engine and the owner's through its peer
-port (`Calls`): five methods are each carrier's own; what awaits a call in a coroutine is written on top of them, once.
+Here is `Calls`, the interface of whatever carries calls out: this server's own shell, or the owner's through its peer
+port. Five methods are each carrier's own; the coroutines that await a call are written on top of them, once.
 
 Before changing it: each rule here was seen to lose or resurrect messages when it was left out
 (docs/decisions/0028-log-in-postgresql.md, tools/mutants/cluster).
@@ -89,7 +89,7 @@ def age_us(commands: Sequence[AnyCommand], submitted: Instant, now: Instant) -> 
 
 
 def move_arrival(commands: Sequence[AnyCommand], by_us: int) -> None:
-    """Complete commands for a clock that was set since they arrived."""
+    """Move the instants at which commands arrived: the clock was set by that much since."""
     for command in commands:
         if type(command) is Delete or type(command) is Extend:
             command.arrived = Instant(command.arrived + by_us)

@@ -38,7 +38,7 @@ from veilmq.store.log import Entry, Held, NotOwner, Point, Position, Record, Rec
 _LOOK_SECONDS: Final = 0.1
 _NAME: Final = "veilmq cluster export"
 _OPTIONS: Final = Options(reserve_bytes=0)
-_FAILED: Final = "PostgreSQL did not do it"
+_FAILED: Final = "PostgreSQL did not carry it out"
 _FORMATS: Final = Formats(STATE_FORMAT_OLDEST, STATE_FORMAT)
 
 
@@ -164,8 +164,8 @@ def _committing() -> Iterator[None]:
         yield
     except Uncertain as error:
         raise Uncertain(
-            f"the directory was perhaps imported: look with `veilmq cluster status` before a server starts on it or "
-            f"on the cluster: {error}"
+            f"the directory may have been imported: check with `veilmq cluster status` before you start a server on "
+            f"it or on the cluster: {error}"
         ) from error
 
 

@@ -71,7 +71,7 @@ _SNAPSHOT: Final = """
            coalesce((select verified_by from veilmq.snapshot order by lsn desc limit 1), '')
     from veilmq.snapshot
 """
-_NOT_TAKEN: Final = "PostgreSQL did not take that this server is there"
+_NOT_TAKEN: Final = "PostgreSQL did not store that this server is alive"
 
 log = logging.getLogger("veilmq.cluster")
 

@@ -2,8 +2,8 @@
 
 Strategy: a shell (asyncio in server/, a thread in client/) owns the clock and the threads. It submits commands, takes a
 batch, lets the store apply and commit it, hands the result back, and delivers the answers. The engine never calls the
-store and never reads a clock. directory.py is the one place here that knows SQLite. This module has the limits alone:
-who only needs them (every command of the command line) shall not load a store.
+store and never reads a clock. directory.py is the one place here that knows SQLite. This module has only the limits, so
+that whoever needs nothing else (every command of the command line) does not load a store.
 """
 
 import msgspec
@@ -30,7 +30,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """A receive that may not park is answered empty after this time; 0: at once."""
     sweep_steps_max: int = 256
     beside_a_sweep_max: int = 8
-    """If more calls wait, a sweep is a batch of its own, so that a turn of the loop does not have both."""
+    """If more calls than this wait, a sweep gets a batch of its own, so that no turn of the loop runs both."""
     sweep_every_us: int = SECOND_US
     """Expired leases are applied at least this often; at once if a receive waits for the queue."""
     snapshot_every_us: int = 10 * MILLISECOND_US

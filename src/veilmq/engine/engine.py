@@ -56,7 +56,7 @@ class Batch(msgspec.Struct, gc=False, eq=False):
     commands: list[AnyCommand]
 
 
-_RACERS: Final = (Delete, Extend, Operate)  # the last may have them in it
+_RACERS: Final = (Delete, Extend, Operate)  # an Operate may contain them
 _SETTING: Final = frozenset({CreateQueue, ChangeQueue, DeleteQueue, Operate})  # what may change or delete a queue
 
 
@@ -78,7 +78,7 @@ class Engine:
         self._withheld: dict[QueueKey, int] = {}
         """Credits of accounts that must first read their answers."""
         self._cut: list[Call] = []
-        """Receives that the bytes of the last batch left nothing for; they come first in the next one."""
+        """Receives for which the last batch had no bytes left; they come first in the next one."""
         self._gone: set[Any] = set()
         self._impatient: set[Any] = set()
         """Receives that may not park any more: see `answer_soon`."""
@@ -90,7 +90,7 @@ class Engine:
         self._store_due: Instant | None = Instant(0)
         self._sweep_more = True
         self._sweep_failed = False
-        """The disk is full: the next sweep comes in its turn, whatever is due."""
+        """The last sweep failed on a full disk: the next one comes at its usual time, whatever is due."""
         self._sweep_every_us = self.limits.sweep_every_us
         self._draining = False
 

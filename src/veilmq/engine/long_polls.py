@@ -70,13 +70,13 @@ class WaitingRoom:
         self._attempts: dict[tuple[QueueKey, str], list[Waiter]] = {}
         """Waiters with an attempt id, by queue and id."""
         self.parked: dict[Any, Waiter] = {}
-        """By ticket; to be read only. Always the same dictionary, whose truth costs less than that of this object."""
+        """By ticket; for reading only. Never replaced: a test whether it is empty costs less than one of the room."""
         self._deadlines: list[tuple[int, int, Waiter]] = []
         self._accounts: Counter[str] = Counter()
         self._hidden = 0
         self._places = 0
         self.refused: Counter[tuple[QueueKey, str]] = Counter()
-        """Receives that found no room, by queue and limit; a reader may take the counter away."""
+        """Receives that found no room, by queue and limit; whoever reports them may replace the counter."""
 
     def __len__(self) -> int:
         return len(self.parked)

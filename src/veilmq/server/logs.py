@@ -1,5 +1,5 @@
-"""Log lines on stderr, for people or for programs; and what keeps refusals from filling them: those of requests, and
-those of receives that may not wait.
+"""Log lines on stderr, for people or for programs; and limits that keep refused requests, and receives that may not
+wait, from flooding the log.
 
 Strategy: the standard library's logging with one handler on the root. Text that clients control (a name, a user agent)
 must not start a new line, so control characters are escaped; JSON does so by itself. A caller may pass

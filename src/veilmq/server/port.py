@@ -360,7 +360,7 @@ def denied_action(key: AccessKey, commands: Sequence[AnyCommand]) -> Action | No
 
 
 def may_lead(key: AccessKey, action: Action, command: AnyCommand) -> bool:
-    """Whether the key may send messages where the command's settings point: by `send` there, or by the same action.
+    """Whether the key may send messages where the command's settings point: it needs `send` or the same action there.
 
     Otherwise a key could send to any queue by making it the dead-letter queue or endpoint of its own. A move task or
     job needs `send`.

@@ -201,11 +201,11 @@ class Service:
         self.leads = False
         """Whether it serves with its own store: `shell`, `store` and `reader` are there."""
         self.beside: list[Callable[[], Coroutine[Any, Any, None]]] = []
-        """What runs beside a store that is served, once the ports are open, and is cancelled before the store goes."""
+        """Run beside a served store: started once the ports are open, cancelled before the store closes."""
         self.first: list[Callable[[], Awaitable[None]]] = []
-        """What runs in a cluster as soon as this server owns the data, before anybody is served."""
+        """In a cluster, run as soon as this server owns the data, before any client is served."""
         self.shared: dict[str, bytes] = {}
-        """What all servers of the cluster have, by name: secrets among it. Empty for a server alone."""
+        """Values that all servers of the cluster have, by name, secrets among them. Empty for a server alone."""
         self.on_shared: Callable[[Mapping[str, bytes]], None] = lambda values: None
         """Called with what this server learns of `shared`, and with all of it when the ports are open."""
         self._serving = asyncio.Event()

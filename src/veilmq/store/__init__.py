@@ -30,11 +30,11 @@ __all__ = ["MIB", "Options", "Reader", "RollbackLog", "Store", "View"]
 
 MIB = 1 << 20
 _TOLD_S: Final = 5.0
-"""Between two lines about batches that were rolled back."""
+"""Seconds between two log lines about batches that were rolled back."""
 
 
 class RollbackLog:
-    """Logs batches that were rolled back, now and then: while a disk is full or a log cannot be reached, each is."""
+    """Logs rolled-back batches, one line in a while: on a full disk, or without the log, every batch is rolled back."""
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
@@ -97,8 +97,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     disorder: int = 0
     """By how many places messages of a standard queue may be delivered out of order (development)."""
     gives_up: Callable[[str], bool] | None = None
-    """Called if a message or a page of these files is damaged, with what is: whether to stop instead of serving the
-    rest, as they are a copy that can be filled anew. None: they are the only ones."""
+    """Called with what is damaged, a message or a page. True: stop instead of serving the rest, because these files are
+    a copy that can be filled anew. None: they are the only copy."""
     disk: Disk = REAL
     """What the files are written to; another one injects faults."""
     synchronous: str = "FULL"
@@ -136,13 +136,13 @@ class Store(Protocol):
         ...
 
     def begin_commit(self) -> int | None:
-        """Begin to make the applied batch durable elsewhere, without waiting. Returns the descriptor that is readable
-        when there is news: then ask `commit_heard`. None: call `commit`."""
+        """Begin to make the applied batch durable elsewhere, without waiting. Returns a descriptor that is readable
+        when an answer has arrived: then call `commit_heard`. None: call `commit`."""
         ...
 
     def commit_heard(self) -> bool | None:
-        """Whether the batch is durable, so that `commit` need not wait; False: it has to find out; None: nothing was
-        heard yet."""
+        """True: the batch is durable, and `commit` will not wait. False: `commit` must find out. None: no answer has
+        arrived yet."""
         ...
 
     def commit(self) -> None:

@@ -1,5 +1,5 @@
-"""The data directory: one owner, no access for other users, and disk space reserved for a full disk; and why one cannot
-be opened, read or copied, or what a check found in it.
+"""The data directory: one owner, no access for other users, and disk space reserved for a full disk. Here are also the
+errors of opening, reading and copying one, and the report of a check.
 
 Strategy: an flock on `lock` decides who owns the directory; the kernel drops it however the process ends. The file's
 text names the owner for others. The reserve is a fallocated file. It is deleted when the disk fills, so that receives,
@@ -187,7 +187,7 @@ class DataDirectory:
         self.pid = os.getpid()
         self._gate = threading.Lock()
         self._open = True
-        """Whether it is owned. Guarded: a number of a closed file soon belongs to another one."""
+        """Whether it is still owned. Guarded by `_gate`: the system soon reuses the number of a closed file."""
         try:
             str(path).encode()
         except UnicodeEncodeError:
@@ -201,7 +201,7 @@ class DataDirectory:
         except BaseException:
             os.close(self._lock)
             raise
-        for left in path.glob(f"{COPY_PREFIX}*"):  # of a kill
+        for left in path.glob(f"{COPY_PREFIX}*"):  # left by a process that was killed
             rmtree(left, ignore_errors=True)
         try:
             self.announce({})

@@ -15,8 +15,8 @@ journalled all earlier changes, which are blocks that another file gained or los
 copy that takes 50 to 100 ms; for a piece, 2 or 3 ms.
 
 The disk is a port of the few calls that decide what a kill or a power cut leaves, so that tests can put one faulty disk
-under SQLite, the redo log and the file of the last commit. Reads and looks go to the files directly: a test's disk
-keeps what was written in real files, and knows beside them what was synced. `RealDisk` passes each call on to the
+under SQLite, the redo log and the file of the last commit. Reads go to the files directly: a test's disk keeps what
+was written in real files, and remembers separately what was synced. `RealDisk` passes each call on to the
 system. Work beside the batches starts here too, so that a test can decide when it happens.
 
 See docs/decisions/0019-simulation.md.
@@ -167,8 +167,8 @@ def restore(directory: Path) -> None:
 
 @contextmanager
 def locked(lock: Path, taken: Callable[[str, str], Exception], who: str) -> Iterator[None]:
-    """Hold the lock, a file in the directory. If it is held already, raises `taken`, made of what is wrong (it names
-    `who` works there) and of what to do."""
+    """Hold the lock, a file in the directory. If it is held already, raises `taken(what is wrong, what to do)`. who:
+    the program that works there, for that text."""
     with lock.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -75,7 +75,7 @@ class ListedMessage(HeldMessage, array_like=True, gc=False):
 
 
 class FoundMessage(NamedTuple):
-    """A message in a queue or in quarantine, with what its queue holds of it."""
+    """A message in a queue or in quarantine, with its body and its queue's retention."""
 
     queue: QueueKey
     retention_us: int
@@ -88,7 +88,7 @@ class FoundMessage(NamedTuple):
 
 
 class AccountCounts(NamedTuple):
-    """What there is of an account, as its limits count it."""
+    """How many of each an account has, as its limits count them."""
 
     queues: int
     topics: int
@@ -113,7 +113,7 @@ class HeldByOrigin(NamedTuple):
     oldest: dict[int, list[HeldBy]]
     """The oldest leases."""
     is_all: bool
-    """Whether there were fewer than were to be looked at."""
+    """False: the limit of messages to look at was reached, so there may be more."""
 
 
 class DamagedMessage(NamedTuple):
@@ -196,7 +196,7 @@ class Worst(Protocol):
 
     @property
     def unseen(self) -> list[int]:
-        """Queues that had messages at the start, whose oldest one was not looked up yet."""
+        """Queues that had messages at the start, and whose oldest message was not looked up yet."""
         ...
 
     @property
@@ -214,7 +214,7 @@ class Worst(Protocol):
         ...
 
     def saw_blocked(self, incarnation: int, since: int) -> None:
-        """A look from then on, or later, found nothing in the queue that had been blocked since before `since`."""
+        """The queue was looked at: nothing in it has been blocked since before `since`, which is its new bound."""
         ...
 
 

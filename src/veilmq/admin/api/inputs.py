@@ -362,8 +362,8 @@ class SpanInput(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, rename
     end: Annotated[int, Meta(ge=0, le=INSTANT_MAX)] | None = None
 
     def numbers(self, now: int, step: str, count: int, named: str) -> range:
-        """Numbers of the minutes or hours since 1970, without `from` the last `count`; named: the member that said so
-        many. Raises ParameterInvalid if they are none, or too many."""
+        """Numbers of the minutes or hours since 1970; without `from`, the last `count`. named: the member that gave the
+        count. Raises ParameterInvalid if the span is empty or too long."""
         step_us, _, most = STEPS[step]
         end = min(now // step_us, (now if self.end is None else self.end - 1) // step_us) + 1
         start = end - count if self.start is None else self.start // step_us
@@ -398,8 +398,8 @@ class WorstInput(_Input):
 class EventsInput(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, rename={"start": "from"}):
     """Events of `limit` offsets from `from` on (an offset, `first`, `snapshot` or `next`); wait up to `follow` s.
 
-    hold: for so many seconds what comes from there on is not trimmed. Only those of a queue (a name, or
-    account/region/name), of some kinds (with commas between), of a message.
+    hold: protect what comes from there on against trimming for so many seconds. Filters: `queue` (a name, or
+    account/region/name), `kind` (several with commas between), `message`.
     """
 
     start: Annotated[str, Meta(pattern=_START)] = "first"

@@ -75,7 +75,7 @@ class Asked(NamedTuple):
 
     @property
     def digest(self) -> bytes:
-        """Differs for every other call. Who lost the answer to a change sees another version when they repeat it."""
+        """Differs for every other call, but not by `if_version`: who repeats a change sees another version."""
         is_change = isinstance(self.members, ChangeInput)
         members = msgspec.structs.replace(self.members, if_version=UNSET) if is_change else self.members
         return sha256(_JSON.encode([self.act, self.target, members])).digest()
@@ -230,7 +230,7 @@ def find_job(reader: Reader, job: bytes) -> AnyJob | None:
 
 
 def place_of(job: AnyJob) -> str:
-    """What names the page after the one that ends with it."""
+    """The value of `after` for the page behind this job."""
     return f"{job.started}-{job.id.hex()}"
 
 

@@ -4,8 +4,8 @@ everything, and the clock, whose steps are accepted and which tests may move.
 Strategy: each noun's routes are in its own file; this one adds the middleware and the table of errors. The caller runs
 the application on uvicorn with `proxy_headers=False`: the socket decides who is a loopback peer.
 
-A check is long and runs on a thread. Its response is JSON lines: each line is a step ({stage, done, total}), again if
-none comes for a while, and the last one the result or the error, because the status was sent long before. The clock
+A check is long and runs on a thread. Its response is JSON lines: each line is a step ({stage, done, total}), repeated
+if no other follows for a while; the last is the result or the error, because the status was sent long before. The clock
 moves only in development mode.
 """
 
@@ -218,7 +218,7 @@ _STEPS_KEPT_MAX: Final = 64
 
 _PAUSE_S: Final = 0.001
 _BEAT_S: Final = 10.0
-"""A step that takes longer is shown again, so that the client, and a proxy between, sees that the server is there."""
+"""A step that takes longer is sent again, so that client and proxies see that the server is alive."""
 
 Step = Callable[[str, int, int], None]
 
@@ -255,7 +255,7 @@ class ClusterRoutes:
         found = (await cluster.report()).status
         server = None if found is None else found.server(wanted.to)
         if wanted.to and found is not None and (server is None or server.drained or not server.is_running):
-            raise ParameterInvalid(parameter="to", reason="is no server that runs and may own the queues")
+            raise ParameterInvalid(parameter="to", reason="must be a running server that may own the queues")
         asked = operator.Asked("hand_over", "cluster", wanted)
         _, headers = await answers.carry_out(
             request, self._service.shell, asked, [Share(name=_HANDOVER, value=wanted.to.encode(), replaces=True)]
@@ -264,7 +264,7 @@ class ClusterRoutes:
             try:
                 await cluster.hand_over(wanted.to)
             except StoreFailed as error:
-                text = "perhaps the owner was not asked: look who owns the queues, then ask with a new Idempotency-Key"
+                text = "the owner may not have been asked: check who owns the queues, then use a new Idempotency-Key"
                 raise StoreFailed(reason=f"{error.reason}; {text}") from error
         return answers.answer({"asked": True, "to": wanted.to}, headers=headers)
 

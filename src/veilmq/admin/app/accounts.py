@@ -146,17 +146,17 @@ def _shown_grant(grant: Grant) -> dict[str, Any]:
 
 WORKERS_MAX: Final = 10_000
 LEASES_MAX: Final = 100_000
-"""So many delayed and leased messages are looked at to find what clients hold."""
+"""How many delayed and leased messages are looked at to find what clients hold."""
 MESSAGES_MAX: Final = 20
-"""So many of the messages that a client holds are shown."""
+"""How many of the messages that a client holds may be shown."""
 _DELETED, _FAILED, _LOST = (CLIENT_COUNTS.index(each) for each in ("deleted", "failed", "lease_expired"))
 Names = tuple[str, str, str]
 """Protocol, principal, client."""
 
 
 class WorkersInput(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Clients with this text in their names; of a queue those that hold messages of it, or wait for some. `messages`:
-    so many of the messages that each holds."""
+    """Clients with this text in their names; with `queue`, only those that hold messages of it or wait for some.
+    `messages`: how many of the messages that each holds are shown."""
 
     client: Annotated[str, Meta(max_length=CLIENT_NAME_CHARACTERS_MAX)] = ""
     queue: Annotated[str, Meta(pattern=QUEUE)] | None = None

@@ -31,15 +31,15 @@ from veilmq.store import Reader, View
 
 SCAN_MAX: Final = 10_000_000
 MESSAGES_MAX: Final = 250_000
-"""That a queue may hold, or that may change, while it is looked at: each takes some 300 bytes of memory."""
+"""How many messages the queue may hold, or may change, during a replay: each takes some 300 bytes of memory."""
 _PIECE: Final = 8_192
 _HOLD_S: Final = 60.0
 
 
 class PastInput(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A queue at an instant. Its messages, of one state if that is given; with `until` those that something happened
-    to from then on up to that instant. 0 is now, and a negative number so long ago. At most so many events are read
-    (`scan`)."""
+    """A queue at an instant, and its messages, of one `state` if that is given; with `until`, the messages that
+    something happened to between the two instants. An instant of 0 is now, a negative one is so long ago. `scan`: how
+    many events are read at most."""
 
     at: Annotated[int, Meta(ge=-INSTANT_MAX, le=INSTANT_MAX)]
     until: Annotated[int, Meta(ge=-INSTANT_MAX, le=INSTANT_MAX)] | None = None

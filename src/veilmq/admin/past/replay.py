@@ -92,7 +92,7 @@ class PastQueue:
         return "visible"
 
     def named_by(self, event: Event) -> list[Message]:
-        """The messages there that the event is about; of one that brings a message none."""
+        """The messages of the queue that the event is about; none for an event that brings a message."""
         if event.kind == Kind.PURGED:
             watermark = (event.detail or {})["watermark"]
             return [each for each in self.messages.values() if each.sequence <= watermark]
@@ -277,7 +277,7 @@ class Changes:
                 self._note(message, before, "delay_over" if before == "delayed" else "queue_changed", later)
 
     def _was_before(self, event: Event, named: list[Message]) -> bool:
-        """Whether time did it before the first instant, and only the record came later."""
+        """Whether it happened by time alone before the first instant, and only its event came later."""
         if event.kind in ENDED_BY_ITSELF and event.at <= self._at:
             return True
         if event.kind not in (Kind.EXPIRED, *ENDED_BY_ITSELF):

@@ -35,9 +35,9 @@ from veilmq.store.rollups import COUNTS, DELETED, Rollup, State, StoredRollups
 
 RATED_MINUTES_MAX: Final = 60
 RATED_MAX: Final = 100
-"""Queues of a list with their rates."""
+"""How many queues a page has that shows their rates."""
 _RATE_MINUTES: Final = 5
-"""A rate is of the present minute and of those before, so many in all."""
+"""A rate covers this many minutes: the present one and those before it."""
 _MINUTES_AN_HOUR: Final = HOUR_US // MINUTE_US
 _NOTHING: Final = Rollup()
 _RATED: Final = COUNTS[:3]
@@ -190,7 +190,7 @@ BLOCKED: Final = "blocked"
 HELD: Final = frozenset({OLDEST, BLOCKED, "depth", "in_flight"})
 """Measures of what a queue holds now; the others count the present hour and the one before."""
 CANDIDATES: Final = 32
-"""So many queues are looked at for blocked groups, or twice as many as were asked for."""
+"""At least this many queues are looked at for blocked groups, and at least twice as many as were asked for."""
 STILL_US_MIN: Final = 5 * MINUTE_US
 USUAL_HOURS: Final = 24
 USUAL_DELETES_MIN: Final = 20
@@ -214,7 +214,7 @@ class Wanted(NamedTuple):
 
     @property
     def most(self) -> int:
-        """How many to look at: more of those whose order is not certain before they are looked up."""
+        """How many to look at: more than were asked for if the ranking only has bounds for the order."""
         most = self.asked.limit * 2 if self.asked.by in (OLDEST, BLOCKED) else self.asked.limit
         return max(most, CANDIDATES) if self.asked.by == BLOCKED else most
 
@@ -226,7 +226,7 @@ class Seen(NamedTuple):
     still: dict[int, dict[str, Any]]
     """Of those with blocked groups: `value`, `blocked` and `still_after_us`."""
     since: dict[int, int]
-    """Nothing was blocked before."""
+    """Instants before which nothing was blocked."""
 
 
 async def worst_page(reader: Reader, account: str, wanted: Wanted, now: Instant) -> dict[str, Any]:
@@ -334,7 +334,7 @@ def _look(reader: Reader, lines: list[tuple[QueueState, list[int]]], unstored: _
 
 
 def still_after_us(view: View, queue: QueueState, unstored: list[Rollup], now: Instant) -> int:
-    """For how long a group of the queue may be blocked as long as it moves as usual."""
+    """How long a group of the queue may be blocked before the queue counts as standing still."""
     hour, sum_of_all = now // HOUR_US, Rollup()
     stored = view.rollups(queue.incarnation, True, hour - USUAL_HOURS + 1, hour).found
     for each in (*stored.values(), *unstored):

@@ -53,8 +53,8 @@ def _at(life: Life, instant: int | None) -> str:
 
 
 def span(span_us: int, *, minutes_from: int = 2) -> str:
-    """30 s, 1.5 s, 2 min 5 s, 4 d. minutes_from: a span of so many minutes is not said in seconds any more, as leases
-    of a minute or so are."""
+    """30 s, 1.5 s, 2 min 5 s, 4 d. minutes_from: spans of fewer minutes than this are shown in seconds, as people say
+    them of leases of about a minute."""
     for place, (unit_us, name) in enumerate(_UNITS):
         if span_us < unit_us * (minutes_from if name == "min" else 1):
             continue

@@ -34,11 +34,11 @@ from veilmq.store import View
 from veilmq.store.reader import QueueState
 
 EVENTS_MAX: Final = 300_000
-"""So many of the newest events are looked at."""
+"""How many of the newest events are looked at."""
 LEASES_MAX: Final = 20_000
-"""So many leases are gathered, those that run on and those of later receives among them."""
+"""How many leases are gathered, with those that still run and those of later receives."""
 MESSAGES_ENOUGH: Final = 2_000
-"""Leases that ended on the first receive of their messages."""
+"""Reading stops at this many leases that ended on the first receive of their messages."""
 BACK_US_MAX: Final = DAY_US
 _BLOCK: Final = 8_192
 _EVENTS: Final = msgspec.msgpack.Decoder(list[Event])
@@ -187,13 +187,13 @@ def _judged(grant: Event, later: _Later, now: int) -> Lease | None:
 
 TYPES_SHOWN_MAX: Final = 10
 _EXTENDING: Final = 0.1
-"""Share of messages: if so many leases are extended, workers extend."""
+"""If the leases of this share of messages are extended, workers count as extending."""
 _NEWEST: Final = 100
-"""So many of the newest leases say which one is in force: a worker may have been given another."""
+"""This many of the newest leases say which lease is in force: a worker may have been given another since."""
 _GRID_MAX: Final = 3.0
-"""The curve goes on to so many times the longest lease or work, ..."""
+"""The curve ends at this many times the longest lease or work."""
 _GRID_S_MIN: Final = 60.0
-"""... and at least to here: people ask what a minute would do."""
+"""It goes at least to here: people ask what a minute would do."""
 
 
 class TimeoutInput(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

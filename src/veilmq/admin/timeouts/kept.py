@@ -35,17 +35,17 @@ KEPT_MAX: Final = 64
 COSTLY_EVENTS: Final = 2_000
 VERDICTS_MAX: Final = 1_000
 EVERY_US: Final = MINUTE_US
-"""Queues are looked at no more often, ..."""
+"""At most this often some queues are looked at."""
 A_LOOK_MAX: Final = 5
-"""... so many of them unless somebody waits for all, ..."""
+"""At most this many are looked at together, unless somebody waits for all."""
 AGAIN_US: Final = 10 * MINUTE_US
-"""... and each of them again after so long."""
+"""Each queue is looked at again after this time."""
 _MEASURES: Final = ("lease_expired", "oldest", "in_flight")
 _OF_EACH: Final = 20
 _SURELY: Final = 0.01
 """Share of messages: a timeout is too short if at least so many are certainly started again."""
 _MUCH_LONGER: Final = 4
-"""A timeout is too long if after a crash a message waits so many times as long, and a minute longer."""
+"""A timeout is too long if after a crash messages wait this many times as long as under the best, and 1 min more."""
 _EXTENDING: Final = 0.1
 _TODAY: Final = TimeoutInput()
 

@@ -448,7 +448,7 @@ class HttpAccess:
         """What to do about a command that may have been carried out."""
         if self._command_id is None:
             return _ADVICE_UNDECIDED
-        return f"What was asked for may be done. To repeat it, so that it acts once: --id {self._command_id}"
+        return f"The command may have been carried out. Repeat it safely with --id {self._command_id}"
 
     def _failure(self, status: int, content: bytes) -> Failure:
         try:

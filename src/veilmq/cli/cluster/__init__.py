@@ -51,21 +51,21 @@ def register(app: typer.Typer) -> None:
 def _init(
     url: _Url,
     lease: Annotated[
-        str, typer.Option("--lease", metavar="TIME", help="Until a silent owner is replaced, 1s to 60s.")
+        str, typer.Option("--lease", metavar="TIME", help="Replace an owner silent for so long, 1s to 60s.")
     ] = "3s",
     snapshots: Annotated[
         str | None,
-        typer.Option("--snapshots", metavar="URL", help="Where snapshots are kept [in that PostgreSQL]; also later."),
+        typer.Option("--snapshots", metavar="URL", help="Where to keep snapshots [in that PostgreSQL]; changeable."),
     ] = None,
     keep: Annotated[
         str | None,
         typer.Option(
-            "--keep", metavar="TIME", help="Let a restore go back so far, say 7d [two snapshots]; also later."
+            "--keep", metavar="TIME", help="How far back a restore can go, say 7d [two snapshots]; changeable."
         ),
     ] = None,
     single_copy: _SingleCopy = False,
 ) -> None:
-    """Create a cluster's tables in a PostgreSQL. Where they are it only sets --snapshots and --keep."""
+    """Create a cluster's tables in a PostgreSQL. If they are there already, only set --snapshots and --keep."""
     from veilmq.cli.options import duration_us, seconds
     from veilmq.cluster.postgres.schema import init
     from veilmq.engine.directory import STATE_FORMAT
@@ -148,7 +148,7 @@ def _import(
     url: _Url,
     single_copy: _SingleCopy = False,
 ) -> None:
-    """Bring the data of a server alone into an empty cluster. Receipt handles stay good; DIR is served no more."""
+    """Bring the data of a server alone into an empty cluster. Receipt handles stay valid; no server opens DIR again."""
     from veilmq.cluster.moving import import_directory
     from veilmq.server.clock import wall
 
@@ -206,7 +206,7 @@ def _moving(directory: Path) -> Iterator[None]:
 
 
 def _drain(server: _Server, url: _Url, single_copy: _SingleCopy = False) -> None:
-    """Take a server out: it hands the queues over, owns none, and is not ready, so that proxies leave it out.
+    """Take a server out of service: it hands the queues over, owns none, and is not ready, so proxies avoid it.
 
     Ends with `undrain`, or when the server starts again.
     """

@@ -41,14 +41,14 @@ _PIECE_MAX: Final = 320_000
 def list_messages(
     asked: "Asked",
     queue: Queue,
-    hidden: Annotated[bool, typer.Option("--hidden", help="Those delayed or in flight.")] = False,
+    hidden: Annotated[bool, typer.Option("--hidden", help="Only delayed messages and those in flight.")] = False,
     message_type: OfType = None,
     group: OfGroup = None,
     older: Older = None,
     receives: Receives = 0,
     text: Text = None,
-    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, help="At most so many.")] = 100,
-    scan: Annotated[int, typer.Option("--scan", metavar="N", min=1, help="Look at so many at most.")] = _SCAN_MAX,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, help="List at most N.")] = 100,
+    scan: Annotated[int, typer.Option("--scan", metavar="N", min=1, help="Search at most N messages.")] = _SCAN_MAX,
 ) -> None:
     """List messages of a queue without their bodies."""
     from veilmq.admin.api.inputs import PAGE_MAX
@@ -83,7 +83,7 @@ _AnyId = Annotated[
 _SentTo = Annotated[
     str | None,
     typer.Option(
-        "--queue", metavar="QUEUE", help="Of a deduplication id: only what this got.", autocompletion=queue_names
+        "--queue", metavar="QUEUE", help="For a deduplication id: sent to this queue.", autocompletion=queue_names
     ),
 ]
 
@@ -125,7 +125,7 @@ def find(
     asked: "Asked",
     message: _AnyId,
     queue: _SentTo = None,
-    body: Annotated[bool, typer.Option("--body", help="Its body, too; the history records who read it.")] = False,
+    body: Annotated[bool, typer.Option("--body", help="Show the body; the history records who read it.")] = False,
 ) -> None:
     """Find a message by its id or deduplication id, in whatever state it is, and show all of it without a lease."""
     ask = partial(asked.access.message, bodies=body)
@@ -147,7 +147,7 @@ def trace(
     asked: "Asked",
     message: _AnyId,
     queue: _SentTo = None,
-    everything: Annotated[bool, typer.Option("--all", help="A line for each event, also in runs of the same.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="A line for each event, also for repeated ones.")] = False,
 ) -> None:
     """Say what happened to one message, and show each event of it."""
     found = _looked_up(asked, message, queue, asked.access.trace, lambda shown: shown["events"])
@@ -177,8 +177,8 @@ def print_events(
     start: Annotated[
         str, typer.Option("--from", metavar="OFFSET", help="An offset, `first`, `snapshot` or `next` (what comes).")
     ] = "first",
-    last: Annotated[int | None, typer.Option("--last", metavar="N", min=1, help="The last so many.")] = None,
-    limit: Annotated[int | None, typer.Option("--limit", metavar="N", min=1, help="At most so many.")] = None,
+    last: Annotated[int | None, typer.Option("--last", metavar="N", min=1, help="Show the last N.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", metavar="N", min=1, help="Show at most N.")] = None,
     follow: Annotated[bool, typer.Option("--follow", help="Go on until Ctrl-C.")] = False,
     queue: Annotated[
         str | None,

@@ -46,7 +46,7 @@ Checkpoint = Annotated[
     typer.Option("--checkpoint", metavar="DIR", help="If --out is a URL: where Spark keeps its progress."),
 ]
 Publish = Annotated[
-    bool, typer.Option("--publish", help="Tell the server: each queue's `adaptive` says what it makes of that.")
+    bool, typer.Option("--publish", help="Send the plans to the server; each queue's `adaptive` says what they do.")
 ]
 Url = Annotated[
     str, typer.Option("--queue", metavar="URL", envvar="VEILMQ_QUEUE", help="veil://HOST:PORT/NAME, sqs://...")
@@ -183,7 +183,7 @@ def _whatif(
         typer.Option("--timeout", metavar="[TYPE=]TIME", help="Of all messages, or of a type; several times."),
     ] = None,
     extend: Annotated[
-        str | None, typer.Option("--extend", metavar="TIME", help="Workers extend their leases so often.")
+        str | None, typer.Option("--extend", metavar="TIME", help="How often workers extend their leases.")
     ] = None,
     workers: Annotated[int | None, typer.Option("--workers", metavar="N", min=1, help="At each queue.")] = None,
     split: Annotated[
@@ -198,7 +198,7 @@ def _whatif(
 
 def _helped(
     asked: Asked,
-    revert: Annotated[bool, typer.Option("--revert", help="Take back each plan after which it got worse.")] = False,
+    revert: Annotated[bool, typer.Option("--revert", help="Take back each plan that made things worse.")] = False,
 ) -> None:
     """Compare the hours after the last change of each queue's plan with the same hours before it."""
     from veilmq.cli.pipeline.run import helped
@@ -208,7 +208,7 @@ def _helped(
 
 def _health(
     asked: Asked,
-    window: Annotated[str, typer.Option("--window", metavar="TIME", help="That a row tells about.")] = "5m",
+    window: Annotated[str, typer.Option("--window", metavar="TIME", help="Length of time per row.")] = "5m",
     failures: Annotated[
         int, typer.Option("--failures", metavar="N", min=1, help="Stale deletes in a window that raise the timeout.")
     ] = 5,
@@ -242,7 +242,7 @@ def _loop(
     ] = None,
     retention_days: Annotated[
         int,
-        typer.Option("--retention-days", metavar="N", min=0, max=_DAYS_MAX, help="How long what was learnt counts."),
+        typer.Option("--retention-days", metavar="N", min=0, max=_DAYS_MAX, help="Forget results that are older."),
     ] = 30,
     publish: Publish = False,
 ) -> None:
@@ -263,7 +263,7 @@ def _tidy(
     ] = None,
     vacuum_hours: Annotated[
         int,
-        typer.Option("--vacuum-hours", metavar="N", min=0, max=24 * _DAYS_MAX, help="How long Delta has old versions."),
+        typer.Option("--vacuum-hours", metavar="N", min=0, max=24 * _DAYS_MAX, help="How long to keep old versions."),
     ] = 168,
     as_json: Json = False,
 ) -> None:
@@ -302,7 +302,7 @@ def _replay(
     queue: Url,
     where: Annotated[str | None, typer.Option("--where", metavar="SQL", help="Only these rows.")] = None,
     key: Annotated[
-        str | None, typer.Option("--key", metavar="COLUMN", help="On a FIFO queue, rows alike in it go once [id].")
+        str | None, typer.Option("--key", metavar="COLUMN", help="To a FIFO queue, send one row for each value [id].")
     ] = None,
     master: Master = None,
     remote: Remote = None,
@@ -338,7 +338,7 @@ def export_events(
     token_file: Token = None,
     certificate: Certificate = None,
     start: Annotated[
-        int | None, typer.Option("--from", metavar="OFFSET", help="Of an empty directory, where to begin [the first].")
+        int | None, typer.Option("--from", metavar="OFFSET", help="Where to begin an empty directory [at the first].")
     ] = None,
     until: Annotated[int | None, typer.Option("--until", metavar="OFFSET", help="End before this offset.")] = None,
     kind: Annotated[

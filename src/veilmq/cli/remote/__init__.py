@@ -158,7 +158,7 @@ _OPTIONS: Final = {
 }
 _DEFAULTS: Final = {"as_json": False}
 _ID: Final = Annotated[
-    str | None, typer.Option("--id", metavar="ID", help="Of this command: it acts once, however often it is repeated.")
+    str | None, typer.Option("--id", metavar="ID", help="Id of this command: repeated with the same id, it acts once.")
 ]
 
 

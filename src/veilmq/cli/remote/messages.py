@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 _BATCH: Final = 100
 _BATCH_BYTES: Final = 4 * 1024 * 1024
 """Of JSON: half of what the admin port takes. A single body may be larger."""
-Ttl = Annotated[str | None, typer.Option("--ttl", metavar="TIME", help="Its own time to live.")]
+Ttl = Annotated[str | None, typer.Option("--ttl", metavar="TIME", help="Its time to live, if not the queue's.")]
 Priority = Annotated[int | None, typer.Option("--priority", metavar="N", help="1 (first) to 16.")]
 Group = Annotated[str | None, typer.Option("--group", metavar="NAME", help="Its group.")]
 Type = Annotated[str | None, typer.Option("--type", metavar="NAME", help="What kind of message.")]
@@ -66,7 +66,7 @@ def send(
     ] = None,
     lines: Annotated[bool, typer.Option("--lines", help="Each line of stdin is a message.")] = False,
     template: Annotated[
-        str | None, typer.Option("--template", metavar="NAME", help="A kept one; what is said here goes before.")
+        str | None, typer.Option("--template", metavar="NAME", help="Start from this template; options override it.")
     ] = None,
     delay: Delay = None,
     ttl: Ttl = None,
@@ -74,7 +74,7 @@ def send(
     group: Group = None,
     deduplication_id: Annotated[
         str | None,
-        typer.Option("--deduplication-id", metavar="ID", help="A FIFO queue takes one of an id in 5 minutes."),
+        typer.Option("--deduplication-id", metavar="ID", help="A FIFO queue drops a second one within 5 minutes."),
     ] = None,
     message_type: Type = None,
     attributes: Attributes = None,
@@ -220,7 +220,7 @@ def extend(
     asked: "Asked",
     queue: Queue,
     handles: Handles,
-    lease: Annotated[str, typer.Option("--lease", metavar="TIME", help="From now on; 0 releases.", show_default=False)],
+    lease: Annotated[str, typer.Option("--lease", metavar="TIME", help="New length; 0 releases.", show_default=False)],
 ) -> None:
     """Set the end of leases, or release them."""
     results = asked.run("extend", queue, handles=handles, lease_us=duration_us("--lease", lease))["results"]
@@ -328,7 +328,7 @@ def drop_quarantined(
     messages: Annotated[
         list[str] | None, typer.Argument(metavar="MESSAGE_ID...", help="Their ids.", show_default=False)
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="All of the queue.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="All messages of the queue.")] = False,
     yes: Yes = False,
 ) -> None:
     """Delete damaged messages from quarantine, for good."""
@@ -390,7 +390,7 @@ _DONE: Final = {
     Act.RELEASE: "released",
 }
 Job = Annotated[str, typer.Argument(metavar="JOB_ID", help="Its id.", show_default=False)]
-UntilDone = Annotated[bool, typer.Option("--wait", help="Until it has ended, and show how far it is.")]
+UntilDone = Annotated[bool, typer.Option("--wait", help="Show its progress and wait for its end.")]
 
 
 def start_job(
@@ -407,7 +407,7 @@ def start_job(
     receives: Receives = 0,
     text: Text = None,
     rate: Annotated[int | None, typer.Option("--rate", metavar="N", help="Messages a second, up to 10000.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing, and say how many it would be.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing, and count what would change.")] = False,
     wait: UntilDone = False,
     yes: Yes = False,
 ) -> None:

@@ -126,7 +126,7 @@ def list_failures(
     queue: Annotated[
         str | None, typer.Argument(metavar="[QUEUE]", help="A queue [all of the account].", autocompletion=queue_names)
     ] = None,
-    last: Annotated[str, typer.Option("--last", metavar="TIME", help="In this time, at most 1d.")] = "1h",
+    last: Annotated[str, typer.Option("--last", metavar="TIME", help="How far back, at most 1d.")] = "1h",
     prefix: Prefix = "",
     everything: Everything = False,
 ) -> None:
@@ -189,9 +189,9 @@ def list_workers(
     queue: Annotated[
         str | None, typer.Option("--queue", metavar="QUEUE", help="Only those that hold or wait for messages of it.")
     ] = None,
-    sort: Annotated[Sort, typer.Option("--sort", help="What comes first: seen last, or most of it.")] = Sort.SEEN,
+    sort: Annotated[Sort, typer.Option("--sort", help="Sort by the time last seen, or by a count.")] = Sort.SEEN,
     messages: Annotated[
-        int, typer.Option("--messages", metavar="N", min=0, max=20, help="Name so many messages that each holds.")
+        int, typer.Option("--messages", metavar="N", min=0, max=20, help="Name up to N messages that each holds.")
     ] = 0,
 ) -> None:
     """List the clients that received messages in the last hour: what each did, holds and waits for."""

@@ -336,9 +336,9 @@ class _Job(Generic[Answer]):
             try:
                 self._late(answer)
             except VeilError as error:
-                log.info("what came late goes back when its lease ends: %s", error)
+                log.info("messages that came too late return when their leases end: %s", error)
         elif not isinstance(failure, VeilError):
-            log.error("a call that nobody waits for any more failed", exc_info=failure)
+            log.error("a call failed after its caller had stopped waiting", exc_info=failure)
 
 
 class CancellableWaits(Anew):

@@ -40,20 +40,20 @@ from veilmq.store.log import Follower
 POLL_SECONDS: Final = 0.03
 """How often a follower looks for new records and for the owner's sign of life."""
 TROUBLE_SECONDS: Final = 0.3
-"""How long it waits more when PostgreSQL does not answer, or may not be trusted."""
+"""Additional pause while PostgreSQL does not answer, or may not be trusted."""
 TELL_SECONDS: Final = 1.5
-"""How often it tells so while it fills its copy."""
+"""How often a follower reports to the cluster that it is alive, while it fills its copy."""
 SILENT_SECONDS: Final = 2.0
-"""A server that runs says so more often. One of this server's name that was silent for so long is most likely gone."""
+"""A running server reports more often. One of this server's name that was silent for so long is most likely gone."""
 FULL_SECONDS: Final = 1.0
-"""How long it waits for space on its disk before it looks again."""
+"""Pause between two looks whether a full disk has space again."""
 LOOKS_BETWEEN_TELLING: Final = 30
-"""After so many looks it tells the cluster that it is there."""
+"""After this many looks at the log, a follower reports to the cluster that it is alive."""
 MEMBER_FILE: Final = "cluster.json"
 SEEN_FILE: Final = "lease-clock.json"
 
 FOR_GOOD: Final = (Outdated, WrongCluster, NameTaken)
-"""Why a server stops that ran already. What else is wrong with PostgreSQL an operator may mend meanwhile."""
+"""Errors that stop a server that ran already. Any other fault of PostgreSQL an operator may mend meanwhile."""
 
 log = logging.getLogger("veilmq.cluster")
 
@@ -149,15 +149,15 @@ class Member:
     ) -> Ownership | None:
         """Follow the log until this server owns the shard and its copy has every record. None: `stopping` was set.
 
-        patience_s: leave the shard to others for so long, unless it is handed to this one. What is wrong with
-        PostgreSQL may be mended, and a disk gets space again: this waits.
+        patience_s: leave the shard to others for so long, unless it is handed to this server. This waits while
+        PostgreSQL has a fault that may be mended, or the disk is full.
         Raises Outdated, WrongCluster, NameTaken, and as the opening of a follower.
         """
         patient_until_ns = self._boot_ns() + int(patience_s * 1e9)
         return self._with_room(stopping, lambda: self._follow(stopping, watch or Watch(), patient_until_ns))
 
     def _with_room(self, stopping: threading.Event, work: Callable[[], T | None]) -> T | None:
-        """Do it, and again while the disk is too full for it. None: `stopping` was set, or nothing came of it."""
+        """Do the work, again and again while the disk is too full. None: `stopping` was set, or the work says so."""
         while not stopping.is_set():
             try:
                 return work()

@@ -24,12 +24,12 @@ log = logging.getLogger("veilmq.cluster")
 
 
 class Watch(NamedTuple):
-    """Whom a follower tells what it does, in its own thread."""
+    """Functions that a follower calls in its own thread, to tell what it does."""
 
     opened: Callable[[Follower], object] = lambda follower: None
-    """The copy was opened; or filled anew, and has all of the log."""
+    """The copy was opened; or it was filled anew, and now has all of the log."""
     saw: Callable[[Sight], object] = lambda sight: None
-    """It has looked at the owner, for the first time or since another server is."""
+    """It looked at the owner for the first time, or another server is the owner now."""
     learnt: Callable[[dict[int, QueueInfo | None]], object] = lambda queues: None
     """Queues that the copy has, or that were changed or deleted (None), by incarnation."""
     shared: Callable[[dict[str, bytes]], object] = lambda values: None
@@ -67,9 +67,9 @@ class Copy:
         self._diverged = set[int]()
         """Records that did not fit."""
         self._forced_at = 0
-        """The one that is applied although it does not; 0: none."""
+        """The record that is applied although it does not fit; 0: none."""
         self.doubted_epoch = 0
-        """Of an owner whose record did not fit this copy, though that had been filled anew."""
+        """Epoch of an owner whose record did not fit this copy, though the copy had been filled anew."""
         self._follower: Follower | None = None
         self._follower = self._filled()
 
@@ -127,8 +127,8 @@ class Copy:
         return bool(entries)
 
     def _is_owners_fault(self, lsn: int, error: Diverged) -> bool:
-        """Whether the copy was filled anew since it diverged at this record. Then it is the owner's that is damaged,
-        and the record is applied all the same: or else no server could follow any more."""
+        """Whether the copy was filled anew since it diverged at this record. Then the owner's data is damaged, and the
+        record is applied anyway: otherwise no server could follow any more."""
         if lsn not in self._diverged or lsn == self._forced_at:
             self._diverged.add(lsn)
             self._forced_at = 0

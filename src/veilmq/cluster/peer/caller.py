@@ -45,8 +45,8 @@ from veilmq.model.outcomes import Outcome, Received
 log = logging.getLogger("veilmq.peer")
 
 OnReturned = Callable[[Ticket, Instant, str | None, bool], None]
-"""Called with a ticket that may be submitted elsewhere, with the instant of its own submission, with the owner that the
-peer named, if it did, and with whether the peer may have carried the call out."""
+"""Called with a call that may be submitted elsewhere: its ticket, the instant at which it was submitted, the owner that
+the peer named (or None), and whether the peer may have carried the call out."""
 
 _RETRY_S_MIN: Final = 0.02
 _ABORTED_S: Final = 1.0
@@ -373,7 +373,7 @@ class _Link(Connection):
         self.gone: asyncio.Future[None] = loop.create_future()
         self._caller = caller
         self.last_read: float = math.inf
-        """The greatest id of a call that the owner has read; infinite while it goes on."""
+        """The greatest id of a call that the owner has read; infinite while it reads on."""
 
     async def drop(self) -> None:
         """Close at once, if there is a connection, and wait until it is gone."""

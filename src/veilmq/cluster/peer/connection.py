@@ -1,9 +1,8 @@
 """One connection between two servers: frames in, frames out, and whether the other end still lives.
 
-Strategy: frames that are sent in one turn of the loop leave in one write. A side that does not read stops the writer,
-and what is sent meanwhile stays here, where it is still known not to have left: `unsent` are its notes. One timer a
-connection sends the Pings and counts those of the other side; a turn of this loop that came late counts for nobody's
-silence.
+Strategy: frames that are sent in one turn of the loop leave in one write. A side that does not read stops the writer.
+What is sent meanwhile stays here, and is known not to have left (`unsent` has its notes). One timer per connection
+sends the Pings and counts those of the other side; a late turn of this loop does not count as the other side's silence.
 """
 
 import asyncio

@@ -58,7 +58,7 @@ class _Hello(msgspec.Struct, array_like=True):
     server: str
     nonce: bytes
     purpose: str = CALLS
-    """Else it is no connection for frames, and what follows the handshake is whatever the port serves instead."""
+    """With any other purpose no frames follow the handshake, but whatever the port serves for that purpose."""
 
 
 class _Proof(msgspec.Struct, array_like=True, tag=1):

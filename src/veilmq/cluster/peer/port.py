@@ -188,7 +188,7 @@ class _Peer(Connection):
         """Bytes of messages that wait for the peer to read, as counted in `_unread`."""
         self._unread = port.unread
         self._deaf = False
-        """No call is read until the peer has read outcomes."""
+        """Whether reading has stopped until the peer reads its outcomes."""
         self._last = 0
         """The greatest id of a call that was read."""
         self._left = False

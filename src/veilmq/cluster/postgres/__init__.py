@@ -26,9 +26,9 @@ CONNECT_SECONDS: Final = 5
 LOCK_MS: Final = 2_000
 """How long a statement waits for a row or table that another session has locked."""
 STATEMENT_SECONDS: Final = 10.0
-"""How long a statement may take before its connection counts as lost, with what the standby needs to confirm it."""
+"""How long a statement may take, with the standby's confirmation, before its connection counts as lost."""
 _BETWEEN_SECONDS: Final = 0.05
-"""Whoever holds a connection's lock for longer has an exchange under way."""
+"""If a connection's lock is held for longer than this, an exchange is under way."""
 
 # A peer that is gone without a word is noticed within about ten seconds.
 _NETWORK: Final[dict[str, Any]] = {

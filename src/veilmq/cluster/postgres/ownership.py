@@ -1,11 +1,11 @@
 """Who owns the shard: the epoch that fences appends, and the lease that bounds answers without one.
 
-Strategy: an owner is who raised the epoch last, in a transaction that locked the shard's row FOR UPDATE: it waits for
-an append that is under way, and each later append of the owner before finds another epoch. A lease compares no two
-machines' clocks. The owner's runs from before it sent a renewal; a candidate takes over when it has seen the same
-epoch and beat for longer than a lease, from after it first read them, each by its own boot clock. What a process has
-seen of the lease clock outlives it in a file, until its machine restarts: so one that starts again knows how long ago
-the last renewal was, whatever clocks that are set say.
+Strategy: the owner is the server that raised the epoch last, in a transaction that locked the shard's row FOR UPDATE.
+That lock waits for an append under way, and each later append of the previous owner finds another epoch. A lease
+compares no two machines' clocks: the owner's runs from before it sent a renewal; a candidate takes over when it has
+seen the same epoch and beat for longer than a lease, from after it first read them, each by its own boot clock. A
+process also keeps in a file what it saw of the lease clock, until its machine restarts. So a restarted process knows
+how long ago the last renewal was, whatever clocks that can be set say.
 
 A take-over, a renewal and a hand-over count only when PostgreSQL has committed and replicated them without a remark.
 Locking the shard's row is itself written to PostgreSQL's log: what a later commit of the same transaction confirms,
@@ -37,9 +37,9 @@ log = logging.getLogger("veilmq.cluster")
 MARGIN_US: Final = 250_000
 """How much longer than a lease a candidate waits: for clocks that run at different speeds."""
 UNSEEN_US: Final = 60_000_000
-"""If PostgreSQL's clock says that the owner has been silent for so much longer than a candidate has watched, the
-candidate waits for one more lease, also for what is its own or free: a server that saw the owner renew takes over
-first, and knows better."""
+"""If PostgreSQL's clock says that the owner has been silent for this much longer than a candidate has watched, the
+candidate waits for one more lease, even if the shard is free or its own: a server that saw the owner renew knows
+better, and takes over first."""
 
 _SIGHT: Final = """
     select shard.epoch, lease.beat, shard.holder, shard.owner, shard.address, lease.clock, shard.lease_us,
@@ -54,7 +54,7 @@ _RAISE: Final = """
     update veilmq.shard set epoch = %s, holder = %s, owner = %s, address = %s where id = %s
 """
 _SEEN_BYTES: Final = 512
-"""All are written at once, over those before: a process that is killed leaves the old ones or the new ones."""
+"""Size of the file, always overwritten as a whole: a process that is killed leaves the old content or the new."""
 DOUBTED: Final = "?"
 """Behind the name of the server that is wanted as the owner: see `Ownership.doubted`."""
 _BEGIN: Final = "update veilmq.lease set epoch = %s, beat = 0, wanted = case when %s then wanted end where id = %s"
@@ -65,16 +65,16 @@ class StillOwned(Exception):
 
 
 class SeenClock(msgspec.Struct, frozen=True):
-    """A lease clock that was read, or written, by the boot clock of a machine."""
+    """A lease clock that this machine has read or written, with readings of its boot clock."""
 
     boot: str
     """Which start of the machine that was."""
     incarnation: UUID
     clock: Instant
     looked_ns: int
-    """The boot clock before it was read: another lease clock was written later."""
+    """The boot clock before the lease clock was read: any other lease clock was written after this."""
     after_ns: int | None
-    """This one was written after that reading of the boot clock; None: unknown."""
+    """A reading of the boot clock after which this lease clock was written; None: unknown."""
     sent: tuple[Instant, int] | None = None
     """A lease clock that was sent, and the boot clock's reading before: nobody knows whether it was written."""
 
@@ -142,8 +142,8 @@ class Sight(NamedTuple):
     since_ns: int
     """The candidate's boot clock just after it first read this epoch and beat."""
     after_ns: int | None
-    """Its boot clock before it, or the process before it, last read another lease clock, so this one was written later;
-    None: they read none."""
+    """Its boot clock before another lease clock was last read, by it or by the process before it, so this one was
+    written later; None: they read none."""
 
     def gone_us(self, now_ns: int) -> int:
         """How long ago the last renewal was, by PostgreSQL's clock and at most what the boot clock allows."""
@@ -455,7 +455,7 @@ class Ownership(Connected):
         out), Unfit.
         """
         self.lose(NotOwner(f"handed over to {to or 'any server'}"), wanted=True)
-        failed = "PostgreSQL did not take the hand-over"
+        failed = "PostgreSQL did not store the hand-over"
         self._memory.sending(clock, self._boot_ns())
         with self.postgres.session(failed) as session, session.certain(), session.transaction():
             shard = look(session, incarnation=self.shard.incarnation, lock="for update")

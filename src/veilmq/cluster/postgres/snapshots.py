@@ -6,10 +6,10 @@ of the log that the copy ends with, and a reader goes on from there. Two verifie
 restore to an instant needs, and the log from the oldest of them on: if the newest turns out to be bad, the one before
 and the log still give everything.
 
-Proven is a copy whose tables another server has, too. Whoever wants to publish asks, with the record that its copy has
-at least. One other server answers: it reads its own tables as they are at some record from that one on, and writes
-their digest and the record's number. The asker then brings its copy to that very record and compares. So nobody has to
-stop at a record. A follower answers at once; the owner leaves that to the followers for some seconds.
+A copy is proven if another server's tables are the same. A server that wants to publish asks, and names the record that
+its copy has reached. One other server answers: it reads its own tables as they are at that record or a later one, and
+writes their digest and the record's number. The asker then brings its copy to that very record and compares. So nobody
+has to stop at a record. A follower answers at once; the owner leaves that to the followers for some seconds.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -239,8 +239,8 @@ class Proofs(Connected):
         return Proof(by or "", lsn or 0, bytes(digest or b""))
 
     def claim(self, lsn: int, *, owns: bool) -> int | None:
-        """Whether this server, which has that record, is to answer: what to hand to `answer`. Raises Unreachable,
-        Unfit."""
+        """Claim the answer, if this server, which has that record, is to give it: returns what to hand to `answer`;
+        None: it is not. Raises Unreachable, Unfit."""
         waits_s = OWNER_WAITS_SECONDS if owns else 0.0
         row = self._execute(_CLAIM, (self._name, SHARD, self._name, lsn, waits_s, _OLD_SECONDS))
         return None if row is None else int(row[0])

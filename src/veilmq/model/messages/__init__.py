@@ -133,7 +133,7 @@ class Extras(msgspec.Struct, frozen=True, array_like=True, gc=False):
     tag: str | None = None
     """MNS's MessageTag."""
     lease_hint_us: int | None = None
-    """The sender's wish for the first lease of this message (docs/client.md, "The port")."""
+    """The sender's wish for the first lease of this message (docs/client.md, "The interface")."""
     dead_letter_source: QueueKey | None = None
     """The queue that dead-lettered the message, if one did."""
     published_id: bytes | None = None

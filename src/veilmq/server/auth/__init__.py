@@ -22,16 +22,16 @@ change by identity. Errors name line, account and field, never a value. Bearer t
 
 Development mode accepts any credentials, so a web page that a developer visits must not reach the queues (`Hosts`):
 
-- A name of the page's own that points at this machine (DNS rebinding) is in the Host header. Names of `--dev-host` are
-  taken as they are, and none below them: who owns a domain of that name could point `any.NAME` at this machine.
+- DNS rebinding: if the page's own name points at this machine, the Host header has that name. Names of `--dev-host` are
+  accepted, but none below them: the owner of a domain of that name could point `any.NAME` at this machine.
 - Every POST of a page (a form, a beacon, fetch without CORS) and every call with CORS has its Origin. The server's own
-  counts at a loopback name alone: who answers for another name could serve a page there, and then point it here.
+  Origin is accepted at a loopback name only: the owner of another name could serve a page there, then point it here.
 - A GET of a page (image, script, frame, link, redirect, fetch without CORS) has no Origin, and a page can switch off
   its Referer. Browsers add Sec-Fetch-Site, but only to trustworthy URLs: https, and http to loopback names. `none` is
   no proof that somebody typed the URL: it stays when the typed one redirects here.
-- What is left, a GET to `http://elasticmq`, is a browser's by its User-Agent, which a page cannot change in a request
-  to another site; if the browser goes by a name of its own, by its Accept-Language, which no SDK sends without an
-  Authorization header, and no page can add that without an Origin.
+- What is left is a GET to a name such as `http://elasticmq`. A User-Agent of a browser is refused: a page cannot change
+  it in a request to another site. So is an Accept-Language without an Authorization header, for browsers with other
+  User-Agents: no SDK sends that, and no page can add an Authorization header without an Origin.
 
 Chromium shows it in tests/deploy/test_pages.py, the SDKs in tests/deploy/test_compose.py and tests/clients. Accepted
 names are cached, so a request costs a few look-ups. Source: W3C, "Fetch Metadata Request Headers", section 2; WHATWG,
@@ -387,12 +387,12 @@ def _found(path: Path, tables: dict[str, Any], lines: LineNumbers) -> _Found:
 _HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:\[\]/]+))(?::\d{1,5})?")
 _REMEMBERED_MAX: Final = 256
 _NO_BROWSER: Final = re.compile(rb"PowerShell/|CFNetwork/|^(?:node|undici|Deno)\b")
-"""User-Agents of programs with a browser's marks: PowerShell begins as browsers do, the others say Accept-Language."""
+"""User-Agents of programs that look like browsers: PowerShell's begins like theirs, the others send Accept-Language."""
 
 
 class Hosts:
-    """Loopback addresses, `localhost`, `names`, names below `domains`; Origins as listed (None: the protocol judges
-    those of other sites), and at loopback names the server's own."""
+    """Accepts Hosts: loopback addresses, `localhost`, `names`, names below `domains`; and Origins: those listed (None:
+    the protocol judges those of other sites), and at loopback names the server's own."""
 
     def __init__(
         self, domains: Collection[str], origins: Collection[str] | None = (), names: Collection[str] = ()

@@ -28,11 +28,11 @@ class Following(NamedTuple):
     """A server that does not own the data."""
 
     owner: str
-    """Who does; empty: nobody is known to."""
+    """The server that owns it; empty: none is known."""
     ready: bool
     """Whether calls reach the owner."""
     trouble: str
-    """Why not, in a sentence."""
+    """Why calls do not reach it, in a sentence."""
     held: int
     """Calls that wait for an owner."""
     copy: str = ""
@@ -61,11 +61,11 @@ class ClusterReport(NamedTuple):
     server: str
     """Its own name."""
     owner: str
-    """Who owns the data; empty: nobody is known to."""
+    """The server that owns the data; empty: none is known."""
     leads: bool
-    """Whether it does itself."""
+    """Whether this server owns it."""
     epoch: int
-    """The newest one that it has seen."""
+    """The newest epoch that it has seen."""
     ready: bool
     """Whether calls of its clients are carried out, here or at the owner."""
     held: int
@@ -96,7 +96,7 @@ class Cluster(Protocol):
     opened: Callable[[DataDirectory], None]
     """Set by the server: called when the data directory was opened, or opened anew."""
     admin: Callable[[], asyncio.Protocol] | None
-    """Set by the admin port: makes what serves a connection over which another server passes a request on."""
+    """Set by the admin port: makes the protocol of a connection over which another server passes a request on."""
     shared: Callable[[dict[str, bytes]], None]
     """Set by the server: called with what all servers have, when this one learns or changes it."""
 

@@ -1,11 +1,11 @@
 """Passes requests for the admin port on to the owner, over a connection to its peer port.
 
-Strategy: console and API are the owner's, whichever server an operator asks: it has the newest state, and checks who
-may do what. Such a connection begins with the handshake of the peer port, and its hello says what it is for; from then
-on it carries one HTTP request and its answer, both streamed. Until a request has gone out it waits for an owner; after
-that it is sent again only if it reads, or has an Idempotency-Key, under which the owner does it once.
+Strategy: the owner answers for console and API, whichever server an operator asks: it has the newest state, and checks
+who may do what. Such a connection begins with the handshake of the peer port, and its hello says what it is for; from
+then on it carries one HTTP request and its answer, both streamed. Until a request has gone out it waits for an owner.
+After that it is sent again only if it changes nothing, or has an Idempotency-Key, under which the owner does it once.
 
-The owner sees the address and the scheme of the client in a header of ours, which no client can bring in.
+The owner sees the client's address and scheme in a header of ours, which is dropped from what clients send.
 """
 
 import asyncio
@@ -157,8 +157,8 @@ def passing_on(connect: Callable[[], Awaitable[Owner]], here: Callable[[], ASGIA
 
 
 def while_owner(holds: Callable[[], bool], app: ASGIApp) -> ASGIApp:
-    """The same application over the owner's state: what a request has read is answered only while the lease runs, which
-    is seen after reading. What was committed needs no lease."""
+    """The same application at the owner: what a request has only read is answered if the lease still runs afterwards.
+    What was committed needs no lease."""
 
     async def answered(scope: Scope, receive: Receive, send: Send) -> None:
         ended = False
@@ -177,7 +177,7 @@ def while_owner(holds: Callable[[], bool], app: ASGIApp) -> ASGIApp:
 
 
 def _from_the_first(read: list[Message], receive: Receive) -> Receive:
-    """Receives what was read before, and then what comes, which is kept."""
+    """Returns the messages that were read before, then receives further ones and adds them to `read`."""
     before = iter(list(read))
 
     async def receiving() -> Message:
@@ -219,7 +219,7 @@ def _is_chunked(scope: Scope) -> bool:
 
 
 async def _send_body(writer: asyncio.StreamWriter, scope: Scope, receive: Receive) -> None:
-    """Then wait until the client is gone, and hang up, too."""
+    """Send the body, then wait until the client is gone, and hang up, too."""
     chunked = _is_chunked(scope)
     with suppress(OSError):
         while (message := await receive())["type"] == "http.request":
@@ -262,7 +262,7 @@ async def _answer(reader: asyncio.StreamReader, scope: Scope, send: Send) -> Non
 
 
 async def _refuse(send: Send, error: str, message: str) -> None:
-    """503: it was not carried out. 500 for a StoreUnknown: perhaps it was."""
+    """Answer 503: the request was not carried out. A StoreUnknown is a 500: it may have been."""
     body = json.dumps({"error": error, "field": None, "message": message, "data": {}}).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     status = 500 if error == "StoreUnknown" else 503

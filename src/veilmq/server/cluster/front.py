@@ -1,9 +1,9 @@
-"""Where the ports of a server of a cluster hand their calls: to the own shell, to the owner, or to whoever comes next.
+"""Takes the calls of the ports of a server of a cluster, and hands them to its own shell, to the owner, or to the next.
 
-Strategy: while this server owns the shard its shell carries the calls out, while another does the peer port's caller
-passes them on. While nobody does, in a take-over or a hand-over, they are held, and then go where the shard is. What
-the owner has certainly not carried out comes back from the caller, and is held or passed on again. So does what may run
-twice; but if that fails later, it may have been carried out the first time, and its outcome is unknown.
+Strategy: while this server owns the shard, its shell carries the calls out; while another server does, the peer port's
+caller passes them on. While nobody does, in a take-over or a hand-over, they are held, and then go where the shard is.
+What the owner has certainly not carried out comes back from the caller, and is held or passed on again. So does what
+may run twice; but if that fails later, the first time may have carried it out, so its outcome is unknown.
 """
 
 import asyncio
@@ -21,11 +21,11 @@ from veilmq.model.outcomes import Outcome, Received
 HELD_SECONDS: Final = 10.0
 """How long a call waits for an owner; then StoreFailed, which clients may try again."""
 AGAIN_SECONDS: Final = 0.03
-"""When a call that came back is passed on again to the same server, which may be taking over."""
+"""After this time a call that came back is passed on again to the same server, which may be taking over."""
 AT_ONCE_SECONDS: Final = 1.0
-"""A call that comes back so soon was not carried out in between: it goes on waiting, and does not begin to."""
+"""A call that comes back within this time was not carried out meanwhile: its wait goes on, and does not begin anew."""
 RETIRE_SECONDS: Final = 3.0
-"""How long calls that are under way to a server may still be answered by it when it owns the shard no more."""
+"""How long a server that no longer owns the shard may still answer the calls that were sent to it."""
 HELD_MAX: Final = 50_000
 """Calls that may wait for one; beyond, StoreFailed at once."""
 _NOBODY: Final = "nobody owns the queues at present"
@@ -76,16 +76,16 @@ class Front(Calls):
         self._call = call
         self._shell: Calls | None = None
         self._left: Calls | None = None
-        """The shell of a time in which this server owned the shard: it still answers what it has."""
+        """The shell of the last time that this server owned the shard: it still answers the calls that it has."""
         self._caller: Caller | None = None
         self._retiring: dict[asyncio.Future[None], Caller] = {}
         self._held: dict[Ticket, _Held] = {}
         self._passed: dict[Ticket, _Held] = {}
-        """What was passed on a moment ago: what comes back of it has waited since before."""
+        """Calls that were passed on a moment ago: one that comes back has waited since before."""
         self._peeks: dict[Ticket, asyncio.Future[None]] = {}
-        """Peeks at the own store."""
+        """Peeks at this server's own store."""
         self._repeated: dict[Ticket, _Again] = {}
-        """By the ticket that was submitted here."""
+        """Calls that run again, by the ticket that was submitted here."""
         self._timer: asyncio.TimerHandle | None = None
         self._again = False
         """Whether what came back is about to be passed on again."""
@@ -209,7 +209,7 @@ class Front(Calls):
         return (await self.call(command))[0] if carrier is None else await carrier.query(command)
 
     def _of(self, ticket: Ticket) -> Calls | None:
-        """Who has a call that is not held; None: it is answered."""
+        """The caller or shell that has a call that is not held; None: the call was answered."""
         for caller in (self._caller, *self._retiring.values()):
             if caller is not None and caller.has(ticket):
                 return caller

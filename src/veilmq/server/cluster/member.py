@@ -1,8 +1,8 @@
 """A server of a cluster: follows, serves while it owns the shard, and passes its clients' calls on while it does not.
 
 Strategy: one task alternates between the two. Following, and everything that PostgreSQL may delay, runs on threads.
-Renewals are sent with the loop's clock, some times a lease. A time as the owner ends when the lease is lost, when the
-store fails, or when this server hands over; the ports stay open, and their calls wait in the front.
+Renewals are timed by the loop, several within one lease. This server stops being the owner when the lease is lost, when
+the store fails, or when it hands over; the ports stay open, and their calls wait in the front.
 """
 
 import asyncio
@@ -51,14 +51,14 @@ _RENEWALS: Final = 3
 """Renewals in the time of one lease."""
 _PATIENCE_SECONDS: Final = 2.0
 _LOOK_SECONDS: Final = 5.0
-"""For the own peer port to answer at the address that others are told."""
+"""How long this server's own peer port may take to answer at the address that others are told."""
 _PAUSE_SECONDS: Final = 0.5
-"""After a time as the owner that failed."""
+"""Pause after this server failed as the owner."""
 _ANSWER_SECONDS: Final = 1.0
-"""How long whoever asks waits for PostgreSQL; then it hears what was true before."""
+"""How long a question waits for PostgreSQL; then the answer is what was known before."""
 _KEPT_SECONDS: Final = 2.0
 _FILLED_AGAIN_SECONDS: Final = 3_600.0
-"""A copy is thrown away for a damaged message once in so long: what is damaged in it again may be so in the log."""
+"""A copy is thrown away for a damaged message at most once in this time: if it is damaged again, the log may be."""
 _SKIPPED: Final = (
     "the lease clock goes on %d s after the last owner's: for so long nobody has owned the queues, by the clocks of "
     "PostgreSQL and of this machine; if both are wrong, leases and delays end early"
@@ -340,7 +340,7 @@ class ClusterServer:
         self.front.follow(None)
 
     def _gives_up(self, ownership: Ownership, why: str) -> bool:
-        """The store has found its copy damaged: whether it is given up, since another server's may be whole."""
+        """The store found its copy damaged: returns whether to give it up, because another server's may be whole."""
         if not self._fills_again(why):
             return False
         ownership.lose(NotOwner(f"{self._damaged} in the copy of this server"))
@@ -410,7 +410,7 @@ class ClusterServer:
         log.info("asked to hand over to %s", self._wanted or "any server")
 
     def _heard(self, outcomes: Sequence[Outcome]) -> None:
-        """What another server's clients have changed here: what authorization needs."""
+        """Report queues that another server's clients created or changed here: authorization needs them."""
         for outcome in outcomes:
             if isinstance(outcome, QueueCreated | QueueChanged):
                 self.noted(outcome.info)
@@ -463,7 +463,7 @@ class ClusterServer:
         self.front.follow((host.strip("[]"), int(port)) if is_other and host else None)
 
     def _learn(self, queues: dict[int, QueueInfo | None]) -> None:
-        """Settings of queues in the copy: what authorization needs."""
+        """Report settings of queues that changed in the copy: authorization needs them."""
         for incarnation, info in queues.items():
             before = self._queues.pop(incarnation, None)
             if before is not None and before.settings.alias is not None:

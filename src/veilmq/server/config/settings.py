@@ -41,7 +41,7 @@ _PATTERNS: Final = {
 
 
 class Simulated(NamedTuple):
-    """What is simulated; of a name that is given twice the last counts, but for keys, which add up."""
+    """What is simulated. If a name is given twice the last one counts; only `kms-fault` keys add up."""
 
     disorder: int = 0
     kms_faults: tuple[tuple[str, str], ...] = ()
@@ -131,9 +131,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Raises SettingInvalid if the values contradict each other. The text of each field is its help."""
 
     data: Annotated[Path, Meta(description="The data directory; made if it is missing.")] = Path("veilmq-data")
-    sqs: Annotated[Address, Meta(description="Where Amazon SQS is spoken.")] = Address("127.0.0.1", 9324)
-    azure: Annotated[Address, Meta(description="Where Azure Queue Storage is spoken.")] = Address("127.0.0.1", 10001)
-    mns: Annotated[Address, Meta(description="Where Alibaba Cloud MNS is spoken.")] = Address("127.0.0.1", 9326)
+    sqs: Annotated[Address, Meta(description="Address of the port for Amazon SQS.")] = Address("127.0.0.1", 9324)
+    azure: Annotated[Address, Meta(description="Address for Azure Queue Storage.")] = Address("127.0.0.1", 10001)
+    mns: Annotated[Address, Meta(description="Address for Alibaba Cloud MNS.")] = Address("127.0.0.1", 9326)
     admin: Annotated[Address, Meta(description="Where health, metrics and /api/v1 are served.")] = Address(
         "127.0.0.1", 9325
     )
@@ -144,11 +144,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Path | None, Meta(description="Queues to create at start: TOML, or ElasticMQ's queues {} in a .conf file.")
     ] = None
     external_url: Annotated[
-        str | None, Meta(description="What queue URLs begin with, instead of how the client addressed us.")
+        str | None, Meta(description="The start of queue URLs, instead of the address that the client used.")
     ] = None
     dev_host: Annotated[
         tuple[str, ...],
-        Meta(description="Development mode: names by which a private network may call, say elasticmq,azurite."),
+        Meta(description="Development mode: host names for clients in a private network: elasticmq,azurite."),
     ] = ()
     base_domain: Annotated[
         str | None, Meta(description="sqs.<region>.<this name> names the region, in the Host header and in queue URLs.")
@@ -216,15 +216,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     parked_per_account_max: Annotated[AtLeast1, Meta(description="Receives of one account that may wait.")] = 10_000
     parked_per_queue_max: Annotated[AtLeast1, Meta(description="Receives of one queue that may wait.")] = 5_000
     parked_brake: Annotated[
-        bool, Meta(description="Beyond these, answer after 1 s instead of at once: for clients that poll in a hurry.")
+        bool, Meta(description="Beyond these, answer after 1 s and not at once: slows clients that poll in a loop.")
     ] = False
     connections_max: Annotated[AtLeast1, Meta(description="Connections to one data port.")] = 10_000
     body_bytes_max: Annotated[AtLeast1, Meta(description="Body of one request.")] = 7 * MIB
-    held_bytes_max: Annotated[AtLeast1, Meta(description="Requests of one data port, and unread answers of all.")] = (
+    held_bytes_max: Annotated[AtLeast1, Meta(description="Unfinished requests of a port; unread answers of all.")] = (
         128 * MIB
     )
     header_deadline_s: Annotated[Seconds, Meta(description="For the headers of a request to arrive.")] = 10.0
-    body_deadline_s: Annotated[Seconds, Meta(description="For its body, and more for a long one.")] = 60.0
+    body_deadline_s: Annotated[Seconds, Meta(description="For its body to arrive; a long one gets more.")] = 60.0
     answer_deadline_s: Annotated[Seconds, Meta(description="For a client to read an answer.")] = 30.0
     idle_s: Annotated[Seconds, Meta(description="How long a connection without a request stays open.")] = 75.0
     queues_per_account_max: Annotated[
@@ -244,19 +244,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     )
     rollup_minutes_s_max: Annotated[
         Annotated[int, Meta(ge=3_600, le=366 * 86_400)],
-        Meta(description="What happened to each queue is known by the minute for so long."),
+        Meta(description="How long the counts of each queue by the minute are kept."),
     ] = 86_400
     rollup_hours_s_max: Annotated[
         Annotated[int, Meta(ge=86_400, le=100 * 366 * 86_400)],
-        Meta(description="What happened to each queue is known by the hour for so long."),
+        Meta(description="How long the counts of each queue by the hour are kept."),
     ] = 90 * 86_400
     rollup_bytes_max: Annotated[
         Annotated[int, Meta(ge=MIB, le=(1 << 53) - 1)],
-        Meta(description="Beyond half of this size the oldest minutes are dropped, beyond the other half hours."),
+        Meta(description="Size of these counts, half for minutes, half for hours; the oldest beyond are dropped."),
     ] = 512 * MIB
     clock_step_s_max: Annotated[
         Annotated[int, Meta(ge=60, le=100 * 366 * 86_400)],
-        Meta(description="By a longer step of the clock at a start nothing expires until it is accepted."),
+        Meta(description="If a start finds the clock further ahead than this, nothing expires by that until accepted."),
     ] = 3600
     error_lines: Annotated[
         bool, Meta(description="Keep the first line of an error for which a worker gives a message back.")
@@ -278,11 +278,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     peer: Annotated[
         Address, Meta(description="Where the other servers of the cluster pass their clients' calls on to this one.")
     ] = Address("127.0.0.1", 9327)
-    advertise: Annotated[Address | None, Meta(description="How the others reach that port, if not as `peer` says.")] = (
-        None
-    )
+    advertise: Annotated[Address | None, Meta(description="Where the others reach that port, if not at `peer`.")] = None
     single_copy: Annotated[
-        bool, Meta(description="Take a PostgreSQL without a synchronous standby: losing its machine loses messages.")
+        bool, Meta(description="Accept a PostgreSQL without a synchronous standby: losing its machine loses messages.")
     ] = False
     archive: Annotated[
         str | None,

@@ -80,7 +80,7 @@ class Answers:
     def __init__(self) -> None:
         self._date = b""
         self._begins: dict[bytes, bytes] = {}
-        """By a header's name, of which codecs have a few: what comes before its value."""
+        """By a header's name (codecs use only a few): the bytes before its value."""
         self._prefixes: dict[tuple[int, bytes | None], bytes] = {}
         self.tick()
 

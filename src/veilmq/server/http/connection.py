@@ -379,7 +379,7 @@ class Connection(asyncio.Protocol):
         return True
 
     def _write_in_pieces(self, answer: bytes) -> None:
-        """With TLS: it takes however much at once, and pauses its writer only when more comes after that."""
+        """With TLS: asyncio accepts any amount at once, and pauses its writer only when more is written after that."""
         self._rest = memoryview(answer)
         self._write_rest()
 

@@ -28,7 +28,7 @@ from veilmq.server.logs import RefusalLog
 __all__ = ["Exchange", "Handler", "Limits", "Listener", "listen"]
 
 _LAST_DIGITS: Final = [f"{number:03x}" for number in range(1 << 12)]
-"""Of a request id: what comes before them is written once for all."""
+"""The last digits of a request id; the digits before them are formatted once for 4,096 ids."""
 log = logging.getLogger("veilmq.listener")
 
 # Called on the loop when a request is complete; answers through the exchange, now or later.

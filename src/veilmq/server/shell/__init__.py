@@ -35,13 +35,13 @@ _QUIET_TURNS: Final = 3
 _GATHER_US: Final = 5_000
 """No call waits longer for others."""
 _CALLS_MAX: Final = 128
-"""So many calls do not wait for more."""
+"""With this many calls, a batch does not wait for more."""
 _COMMIT_PART: Final = 4
-"""After the last call that came, a quarter of the time of a commit to a log is waited for those that are expected."""
+"""For calls that are expected, wait a quarter of the time of a commit to a log after the last call that came."""
 _REST_S: Final = 20e-6
 """Sleep between two looks at the sockets in that time; the kernel makes it 70 us. uvloop's timers have whole ms."""
 _QUIET_TURNS_AFTER_STALL: Final = 8
-"""The same after a stall; by then all that arrived during it is read. A new connection takes four turns."""
+"""`_QUIET_TURNS` after a stall: by then all that arrived during it is read. A new connection takes four turns."""
 _TURNS_AFTER_STALL_MAX: Final = 2_000
 
 
@@ -58,7 +58,7 @@ class Gathering:
         self._end()
 
     def expect(self, calls: int, commit_us: int) -> None:
-        """So many calls may come, for their clients were answered just now; the commit took that long."""
+        """Expect that many calls: their clients were answered just now. commit_us: how long the commit took."""
         self._expected, self._patience_us = calls, commit_us // _COMMIT_PART
 
     def _end(self) -> None:
@@ -186,7 +186,7 @@ class Shell(Calls):
         """Whether a log takes the batch that is being committed."""
         self._applied: Applied | None = None
         self._rollbacks = RollbackLog(logger)
-        """Batches that nobody was told of, and when the next line about them may come."""
+        """Counts rolled-back batches, and knows when the next log line about them may come."""
         self._turn_pending = False
         self._timer: asyncio.TimerHandle | None = None
         self._turned = Instant(0)

@@ -30,7 +30,7 @@ TRIED_EVERY: Final = 64
 LONG_US: Final = 10_000
 """After a commit of this length on the loop, the sockets are read before answers are sent."""
 HEARD_S: Final = 1.0
-"""So long a commit is waited for on the loop; then the thread finds out what became of it."""
+"""How long the loop waits for a commit to be confirmed; then the thread finds out what became of it."""
 _WEIGHT: Final = 1 / 16
 _BEGIN_S: Final = 0.001
 """How long the loop waits for the thread to pick up a job when all cores are busy."""

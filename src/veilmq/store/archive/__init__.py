@@ -4,11 +4,11 @@
     LINEAGE/snapshots/LSN-TOKEN/00000            a part of the file, compressed
     LINEAGE/records/EPOCH-FIRST-LAST             consecutive records of one epoch, compressed
 
-Strategy: an object is written whole and never changed. What makes others count, a manifest, is written last. So a write
-that ends anywhere leaves what was there before, and perhaps objects that nobody names. Local folders need no package;
-for everything else fsspec speaks to the store (extra `large`, and the store's own package).
+Strategy: an object is written whole and never changed. The manifest, which makes the other objects of an upload count,
+is written last. So an upload that breaks off changes nothing, and leaves at most objects that no manifest names. Local
+folders need no package; for everything else fsspec speaks to the store (extra `large`, and the store's own package).
 
-A snapshot is a whole copy of the database, and without its manifest it is none. Each upload has a folder of its own, so
+A snapshot is a whole copy of the database; it counts only with its manifest. Each upload has a folder of its own, so
 two of the same record never mix. A part that is missing or not as its SHA-256 in the manifest makes the snapshot bad,
 and a reader takes another.
 
@@ -217,14 +217,14 @@ def parts_of(file: Path) -> Iterator[bytes]:
 
 
 def compressed(part: bytes) -> tuple[str, bytes]:
-    """The part's SHA-256, and what is kept of it."""
+    """The part's SHA-256, and the compressed bytes that are stored."""
     return sha256(part).hexdigest(), zlib.compress(part, 1)
 
 
 def write_file(file: Path, size: int, hashes: list[str], fetch: Callable[[int], bytes | None], name: str) -> None:
-    """Write a snapshot's file as it was. fetch: what is kept of a part; None: it is missing.
+    """Write a snapshot's file as it was. fetch: returns the stored bytes of a part by its number; None: it is missing.
 
-    Raises SnapshotBad, OSError; the file is then to be removed.
+    Raises SnapshotBad, OSError: then remove the file.
     """
     try:
         with file.open("wb") as written:
@@ -273,7 +273,7 @@ def snapshots(place: Place, lineage: str) -> list[tuple[str, Manifest]]:
             try:
                 found.append((folder, msgspec.json.decode(content, type=Manifest)))
             except msgspec.MsgspecError:
-                continue  # it is damaged: as one without
+                continue  # a damaged manifest counts as none
     return found
 
 
@@ -384,7 +384,7 @@ class ArchiveSource:
         return fetch(self._place, folder, manifest, file)
 
     def records(self, after: Position) -> Iterator[Entry]:
-        """See `Source.records`: of the snapshot that was fetched last."""
+        """See `Source.records`: those of the lineage of the snapshot that was fetched last."""
         lineage, lsn = self._lineage, after.lsn
         if not lsn:
             raise SourceUnusable("there is nothing from before that instant")

@@ -44,17 +44,17 @@ from veilmq.store.log import Diverged, Entry, Point, Position, checksum
 EPOCH_MIN: Final = 1 << 40
 """Epochs of archives are at least this: so a position tells whether a cluster or an archive has the records."""
 SNAPSHOT_BYTES: Final = 64 << 20
-"""A snapshot is due when the records since the last one have so many bytes, and at least as many as the database;"""
+"""A snapshot is due when the records since the last one take this many bytes, and at least as many as the database."""
 SEGMENTS_MAX: Final = 10_000
-"""or are so many objects;"""
+"""It is also due when these records are this many objects,"""
 SNAPSHOT_SECONDS: Final = 86_400.0
-"""or when the last one is so old."""
+"""or when the last snapshot is this old."""
 BYTES_PER_SECOND: Final = 32 << 20
 LSN_MAX: Final = 10**16
 SPOOL_BYTES_MAX: Final = 1 << 30
-"""So much waits while the place does not answer, and so much more while it is slow; beyond, a new epoch begins."""
+"""Size of the open spool file, and of all files that wait for an upload; beyond either, a new epoch begins."""
 _LAST_SECONDS: Final = 10.0
-"""How long a server that stops waits until the rest is there."""
+"""How long a stopping server waits until the last records are uploaded."""
 _STATE: Final = "state.json"
 
 log = logging.getLogger("veilmq.archive")
@@ -78,7 +78,7 @@ class State(msgspec.Struct):
 
 
 class Stopped(Exception):
-    """It is to end."""
+    """The archive is being closed: end the work."""
 
 
 class Archive:
@@ -106,8 +106,8 @@ class Archive:
         self._state = State()
         self._epoch_min = EPOCH_MIN + wall // SECOND_US
         self.epoch = self._epoch_min
-        """Of the records that are appended. By the wall clock, so that it grows also where nothing is known of the one
-        before."""
+        """Epoch of the records being appended. It begins with wall time, so that it grows even if the one before is not
+        known."""
         self._file: int | None = None
         self._path = self._folder
         self._size = self._taken = 0
@@ -116,7 +116,7 @@ class Archive:
         self._snapshot_at = perf_counter()
         self._ending = threading.Event()
         self._patient = False
-        """Whether this is the last step, which ends its work though the server ends."""
+        """Whether this is the last step, which is completed although the server stops."""
         self._failed = False
         """Whether the spool lacks a record."""
         self._shipped_at = 0.0
@@ -124,7 +124,7 @@ class Archive:
         """Why nothing can be written at the place; empty: something can."""
         self.uploaded_bytes = 0
         self.apply_log: Callable[[], object] = lambda: None
-        """Lets the tables have all that was acknowledged: the store's. Any thread."""
+        """Set by the store: copies all acknowledged batches into the tables. Any thread."""
         self._thread = threading.Thread(target=self._run, name="veilmq-archive", daemon=True)
 
     @property
@@ -136,7 +136,7 @@ class Archive:
     # What the store calls.
 
     def begin(self, lineage: str, found: Position | None) -> Position:
-        """The store is being opened. found: its position, if it has one. Returns the position it is to have."""
+        """Call while the store is being opened. found: the position in its tables. Returns the one to put there."""
         self._folder.mkdir(mode=0o700, exist_ok=True)
         for left in self._folder.glob("copy-*"):
             shutil.rmtree(left, ignore_errors=True)
@@ -246,7 +246,7 @@ class Archive:
         try:
             self.step()
             if self.trouble:
-                log.info("the archive is written again")
+                log.info("the archive can be written to again")
             self.trouble = ""
         except Stopped:
             pass
@@ -296,7 +296,7 @@ class Archive:
                 self._waiting_since = max(self._waiting_since, began)
 
     def _begin_anew(self) -> None:
-        """The spool lacks a record: what comes from here on is of another epoch."""
+        """The spool lacks a record: drop it, and begin a new epoch."""
         with self._gate:
             if self._file is not None:
                 os.close(self._file)

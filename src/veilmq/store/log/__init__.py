@@ -2,8 +2,8 @@
 
 Strategy: a record is what one transaction of the store changed. Records of a shard are numbered without a gap, and each
 names the checksum of the one before, so a reader notices what is missing or of another history. A log takes one record
-at a time, and only from the server that owns the shard. Who owns it, and how the log finds out, is its own affair: the
-store calls `append` between its statements and its COMMIT, and needs to know three ends of it.
+at a time, and only from the server that owns the shard; how it knows the owner is its own affair. The store calls
+`append` between its statements and its COMMIT. It ends in one of three ways: done, NotAppended, or AppendUnknown.
 
 The state of an instant is restored from snapshots and the records that came after them, wherever these are kept
 (`restore`): the newest snapshot from before the instant is the beginning; a damaged one is passed over for an older
@@ -25,16 +25,16 @@ from veilmq.store.directory import DATABASE, DataDirectory, SchemaRefused
 from veilmq.store.reader import View
 
 TOGETHER: Final = 64
-"""Records that a follower applies in one transaction, if so many are there."""
+"""At most this many records are applied in one transaction of a follower."""
 TOGETHER_BYTES: Final = 16 * 1024 * 1024
-"""Fewer, if they have more bytes than this."""
+"""A transaction ends with the record by which it exceeds this size."""
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True):
     """What one transaction changed, as it is kept in the log."""
 
     schema: int
-    """Number of the schema of the tables, which whoever has older ones migrates to before."""
+    """Version of the tables that it was made with; a follower migrates older tables before it applies the record."""
     clock: int
     """The lease clock after it, in microseconds."""
     before: int
@@ -42,9 +42,9 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     patch: bytes
     """Patchset of the tables with bodies and events."""
     change: bytes
-    """Changeset of all others."""
+    """Changeset of all other tables."""
     plain: "Plain | None" = None
-    """Instead of both, where the transaction changed nothing else."""
+    """Replaces both if the transaction changed only what `Plain` holds."""
 
 
 class Plain(msgspec.Struct, frozen=True, array_like=True):
@@ -126,7 +126,7 @@ class Log(Protocol):
 
 
 class Changed(NamedTuple):
-    """What of a record concerns more than the tables."""
+    """What applied records changed that the server must hear of."""
 
     queues: set[int]
     """Incarnations of queues whose rows it changed."""
@@ -164,13 +164,13 @@ class Follower(Protocol):
         ...
 
     def apply(self, entries: Sequence[Entry], *, forced: int = 0, alone: Collection[int] = ()) -> Changed:
-        """Apply the next records, in one transaction: several take less work than one at a time, and `TOGETHER` of them
-        are checked less.
+        """Apply the next records in one transaction: that costs less than one at a time, and `TOGETHER` of them are
+        checked less strictly.
 
-        forced: number of the record that is applied also if rows here are not what they were at the owner, which is
-        wrong. alone: numbers of records that are checked in full.
-        Raises Diverged, FormatUnknown: those before the record that does not fit stay, and it changes nothing;
-        StoreUnknown: close it, and open it again.
+        forced: number of a record that is applied even if it does not fit the rows here, because the owner's are wrong.
+        alone: numbers of records that are checked in full.
+        Raises Diverged, FormatUnknown: the records before the one that does not fit stay applied, and that one changes
+        nothing. StoreUnknown: close it, and open it again.
         """
         ...
 
@@ -207,7 +207,7 @@ def checksum(record: bytes) -> int:
 
 
 def together(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
-    """What a follower applies in one transaction each."""
+    """The entries in parts, each for one transaction of a follower."""
     return (entries[place : place + TOGETHER] for place in range(0, len(entries), TOGETHER))
 
 
@@ -231,8 +231,8 @@ class Held(NamedTuple):
 
     point: Point
     fetch: Callable[[Path], Point]
-    """Writes its file, and says what that has. Raises SnapshotBad, SourceUnusable, OSError; the file is then to be
-    removed."""
+    """Writes its file, and returns what the file holds. Raises SnapshotBad, SourceUnusable, OSError: then remove the
+    file."""
 
 
 class Source(Protocol):
@@ -289,7 +289,7 @@ def restore(source: Source, to: Instant | None, directory: Path, open_follower: 
 
 
 def _parts(entries: Iterator[tuple[Entry, Instant]]) -> Iterator[list[tuple[Entry, Instant]]]:
-    """What a follower applies together, also of what comes before RecordsEnd."""
+    """The entries in parts, each to be applied together. Before RecordsEnd is raised, the last part is yielded."""
     part: list[tuple[Entry, Instant]] = []
     size = 0
     try:

@@ -2,10 +2,10 @@
 
 Strategy: a rollup is one sparse table of small numbers: a key for each kind of event that is counted, and one for each
 step of two histograms. So an idle minute is empty, two minutes are added key by key, and an hour is the sum of its
-minutes. Why messages failed is kept beside it, in minutes only. A step of a histogram is an eighth of a power of two,
-of the time and a millisecond: an estimate is off by at most 6.25 % and 64 us. Many events are added at once, without a
-step of Python for each: the kinds of a queue's events are bytes that are counted, and so are the steps of the
-histograms, cut out of the times as floats.
+minutes. Why messages failed is kept beside it, in minutes only. A histogram has eight steps for each power of two; to
+each time 1,024 us are added first. So an estimate is off by at most 6.25 % and 64 us. Thousands of events are added
+without a Python loop: the kinds of a queue's events are bytes that are counted, and so are the steps, which are cut out
+of the times as floats.
 
 Failures of one kind, with the same type of error and alike first lines, are a cause. Lines are alike if they differ
 only in words with a digit, such as ids. Words of fewer than four characters count, because `404` and `500` are not the
@@ -105,19 +105,19 @@ COUNTS: Final = (
 that reported an error. `arrived`: from another queue, as a dead letter or by a move."""
 SENT, RECEIVED, DELETED, RELEASED, LEASE_EXPIRED, FAILED, DEAD_LETTERED, DELETE_REFUSED, EXPIRED, ARRIVED = range(10)
 STEPS: Final = 256
-"""Of a histogram: eight for each power of two from 2^10 to 2^42 us."""
+"""Steps of a histogram: eight for each power of two from 2^10 to 2^42 us."""
 WAITS: Final = 16
-"""From this key on: how long messages were visible until they were received."""
+"""First key of the histogram of waits: how long messages were visible until they were received."""
 HOLDS: Final = WAITS + STEPS
-"""From this key on: how long messages that were deleted had been leased."""
+"""First key of the histogram of holds: how long messages that were deleted had been leased."""
 QUANTILES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 _SHIFT_US: Final = 1 << 10
 _TIME_US_MAX: Final = (1 << 42) - 1 - _SHIFT_US
 """51 days; a longer time counts as this."""
 _FIRST_STEP: Final = 9 << 3
-"""What the cut bits of 2^10 are."""
+"""The eight bits that are cut out of 2^10."""
 _FEW: Final = 12
-"""So many events of a queue are added one by one."""
+"""Fewer events of a queue than this are added one by one."""
 _RAISED: Final = "raised"
 _PLAIN: Final[tuple[tuple[int, int], ...]] = (
     (Kind.SENT, SENT),
@@ -220,7 +220,7 @@ class Rollup:
         self.causes.add(Seen(key, detail.get("error_type", ""), error, 1, event.at, event.at, event.message or b""))
 
     def _add_times(self, first: int, shifted: list[int]) -> None:
-        """Times with `_SHIFT_US` on top. The exponent's low five bits and three of the fraction of each as a float."""
+        """Count times to which `_SHIFT_US` was added. A step is 8 bits of the float: 5 of exponent, 3 of fraction."""
         if not shifted:
             return
         if max(shifted) > _TIME_US_MAX + _SHIFT_US:
@@ -326,7 +326,7 @@ class FailingRollups(NamedTuple):
 
     found: dict[tuple[int, int], Rollup]
     stopped: int | None
-    """A bound was met in this minute: of it and of those before not every queue is there."""
+    """The minute in which a bound was met: of it and earlier ones, queues are missing; None: no bound was met."""
 
 
 CLIENT_COUNTS: Final = ("received", "deleted", "extended", "released", "failed", "lease_expired", "refused")

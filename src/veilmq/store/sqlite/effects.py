@@ -96,7 +96,7 @@ class Shipping:
             session.attach()
 
     def keep(self, plain: Plain) -> None:
-        """The batch changes this and needs no transaction: see `later`."""
+        """Note what the batch changes. It needs no transaction now: `later` writes it."""
         self._plain = plain
 
     def send(self, clock: int) -> int | None:
@@ -128,8 +128,8 @@ class Shipping:
         return self._following(clock, *effects) if any(effects) else None
 
     def migrate(self, version: int) -> None:
-        """Migrate tables that are older, with a record of its own: who applies the first record of newer tables
-        migrates, too. Raises as `append`."""
+        """Migrate older tables, with a record of its own: a follower migrates when it applies the first record of newer
+        tables. Raises as `append`."""
         if self._schema >= version:
             return
         with self._connection:
@@ -162,15 +162,15 @@ class Shipping:
 
     @contextmanager
     def changes(self, clock: int) -> Iterator[None]:
-        """What the block changes, in a transaction that began just now, is appended. Raises as `append`."""
+        """Append what the block changes, in a transaction that has just begun. Raises as `append`."""
         self.begin()
         yield
         self.append(clock)
 
     @contextmanager
     def later(self, clock: int) -> Iterator[None]:
-        """The block writes what committed batches kept, in a transaction that began just now. `applied` follows its
-        COMMIT. Raises apsw.Error; as `append` where that is what makes a record of them.
+        """The block writes what committed batches passed to `keep`, in a transaction that has just begun. `applied`
+        follows its COMMIT. Raises apsw.Error; as `append` where only this makes a record of them.
 
         clock: the lease clock.
         """
@@ -189,7 +189,7 @@ class Shipping:
 
 
 class Archiving(Shipping):
-    """The same, to an archive: the transaction is what makes a batch durable, and the record goes elsewhere later."""
+    """Appends to an archive: here the transaction makes a batch durable, and its record is uploaded later."""
 
     makes_durable = False
     is_ahead = False

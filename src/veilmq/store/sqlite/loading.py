@@ -42,8 +42,8 @@ _SUBSCRIPTION: Final = msgspec.msgpack.Decoder(SubscriptionSettings)
 
 
 def open_mending(database: Path, open_files: Callable[[bool], None], *, alone: bool) -> None:
-    """Call `open_files(False)`, and if pages do not match their checksums, put those right in which one bit flipped.
-    Others are then read as they are, by `open_files(True)`, for most of the data is right. Raises as `open_files`.
+    """Call `open_files(False)`. If pages do not match their checksums, flip single wrong bits back and call it again.
+    If that fails, read pages as they are, by `open_files(True)`: most of the data is right. Raises as `open_files`.
 
     alone: no other server has a better copy; if one has, `open_files(True)` is not called.
     """

@@ -48,11 +48,11 @@ DeadLetters = Annotated[
     typer.Option(
         "--dead-letters",
         metavar="QUEUE",
-        help="Where messages go that fail; '' for nowhere.",
+        help="Queue for messages that fail; '' for none.",
         autocompletion=queue_names,
     ),
 ]
-Receives = Annotated[int | None, typer.Option("--max-receives", metavar="N", help="Receives before that [5].")]
+Receives = Annotated[int | None, typer.Option("--max-receives", metavar="N", help="Receives before a dead letter [5].")]
 Tags = Annotated[list[str] | None, typer.Option("--tag", metavar="NAME=VALUE", help="A tag; may be repeated.")]
 
 
@@ -174,7 +174,7 @@ def change_queue(
     message_bytes_max: BytesMax = None,
     dead_letters: DeadLetters = None,
     max_receives: Annotated[
-        int | None, typer.Option("--max-receives", metavar="N", help="Receives before that [as now, or 5].")
+        int | None, typer.Option("--max-receives", metavar="N", help="Receives before a dead letter [as now, or 5].")
     ] = None,
     tags: Annotated[
         list[str] | None, typer.Option("--tag", metavar="NAME=VALUE", help="Add or replace a tag; may be repeated.")
@@ -265,9 +265,9 @@ def plan(
     ] = None,
     first_lease_min: Annotated[
         str | None,
-        typer.Option("--first-lease-min", metavar="TIME", help="Plans may shorten to this; '' for never."),
+        typer.Option("--first-lease-min", metavar="TIME", help="Plans may shorten leases to this; '': never."),
     ] = None,
-    revert: Annotated[bool, typer.Option("--revert", help="The plan before, in force again.")] = False,
+    revert: Annotated[bool, typer.Option("--revert", help="Return to the plan before.")] = False,
 ) -> None:
     """Show which leases the pipeline recommends for a queue, which are in force, and why; or decide about them."""
     change: dict[str, Any] = {} if adaptive is None else {"adaptive": adaptive.value}
@@ -354,7 +354,7 @@ def start_move(
     queue: Source,
     to: Annotated[
         str | None,
-        typer.Option("--to", metavar="QUEUE", help="Not where each came from, but there.", autocompletion=queue_names),
+        typer.Option("--to", metavar="QUEUE", help="To this queue, not to the source.", autocompletion=queue_names),
     ] = None,
     rate: Annotated[int | None, typer.Option("--rate", metavar="N", help="Messages a second, up to 500.")] = None,
 ) -> None:

@@ -61,7 +61,7 @@ def rates(
     queue: Queue,
     last: Annotated[str, typer.Option("--last", metavar="TIME", help="How far back.")] = "1h",
     step: Annotated[
-        Step | None, typer.Option("--step", help="What a line is of [a minute, beyond a day an hour].")
+        Step | None, typer.Option("--step", help="The time of a line [minute; beyond a day, hour].")
     ] = None,
 ) -> None:
     """Show what happened to a queue by minute or hour: rates, times, depth."""
@@ -110,11 +110,11 @@ def at(
         str, typer.Argument(metavar="WHEN", help="An instant (2026-11-26T10:02:31Z), or how long ago (10m).")
     ],
     until: Annotated[
-        str | None, typer.Option("--until", metavar="WHEN", help="What changed up to then; `now` is one, too.")
+        str | None, typer.Option("--until", metavar="WHEN", help="Show what changed until then; `now` is allowed.")
     ] = None,
-    state: Annotated[State | None, typer.Option("--state", help="Only messages that were in it.")] = None,
-    limit: Annotated[int, typer.Option("--limit", metavar="N", help="So many messages, at most 1000.")] = 100,
-    scan: Annotated[int, typer.Option("--scan", metavar="N", help="At most so many events are read.")] = 1_000_000,
+    state: Annotated[State | None, typer.Option("--state", help="Only messages in this state.")] = None,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", help="Show N messages, at most 1000.")] = 100,
+    scan: Annotated[int, typer.Option("--scan", metavar="N", help="Read at most N events.")] = 1_000_000,
 ) -> None:
     """Show a queue as it was at an instant, from the history; with --until what changed from then on."""
     wanted: dict[str, Any] = {"at": _when("WHEN", when), "limit": limit, "scan": scan}

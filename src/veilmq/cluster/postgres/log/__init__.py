@@ -1,13 +1,13 @@
 """The log of a shard in PostgreSQL: the owner appends, everybody reads.
 
-Strategy: an append is one statement, which inserts only while the shard's epoch is mine (its row locked, so that a
-take-over waits) and where the record before is there, of the epoch that I know. So there is no gap and no branch, also
-on a promoted standby that lacks records. One append is under way at a time. If it is unknown what became of it, I take
-over from myself, and look for the record only then: an append that comes later finds another epoch, and what is there
+Strategy: an append is one statement. It inserts only while the shard's epoch is the owner's (the row is locked, so that
+a take-over waits), and only behind the record before, of the epoch that the owner knows. So there is no gap and no
+branch, even on a promoted standby that lacks records. One append is under way at a time. If its outcome is unknown, the
+owner takes over from itself, and only then looks for the record: a later append finds another epoch, and what is there
 was written before the take-over, which is replicated.
 
-An append goes out and its answer comes in without a thread that waits, as long as all is well: `send` and `heard` are
-called on the owner's loop. Whatever else happens is the affair of `append`, in a thread.
+As long as all is well, no thread waits for an append: `send` and `heard` are called on the owner's loop. `append`
+handles everything else, in a thread.
 
 Before changing it: nobody cancels an append. One whose wait for the standby is cancelled is visible here and absent
 after a failover.

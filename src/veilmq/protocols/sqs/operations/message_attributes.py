@@ -183,8 +183,7 @@ def wanted_of(given: ReceiveMessageInput, fifo: bool) -> Wanted:
     """What a request asks for."""
     named = [*(given.attribute_names or ()), *(given.message_system_attribute_names or ())]
     if len(named) + len(given.message_attribute_names or ()) > limits.NAMES_MAX:  # they are kept while it waits
-        reason = f"A receive asks for at most {limits.NAMES_MAX} attributes."
-        raise Refusal(errors.INVALID_PARAMETER_VALUE, reason)
+        raise Refusal(errors.INVALID_PARAMETER_VALUE, f"A receive asks for at most {limits.NAMES_MAX} attributes.")
     for name in named:
         # The old AttributeNames also accepts names of queue attributes and returns nothing for them.
         if name not in _SYSTEM and name not in NAMES:

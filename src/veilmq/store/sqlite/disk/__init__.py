@@ -53,7 +53,7 @@ DAMAGE: Final = (
     apsw.CorruptError, apsw.NotADBError, apsw.SQLError, apsw.ConstraintError, apsw.MismatchError, msgspec.MsgspecError,
     ValueError, TypeError, LookupError,
 )  # fmt: skip
-"""What statements that never change raise only if the file does not hold what was written there."""
+"""Errors that our fixed statements raise only if the file does not hold what was written there."""
 _READ_WRITE: Final = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
 _STATEMENTS: Final = 512
 """Size of apsw's statement cache. Each row of an executemany goes through that cache; with the default of 100, a batch
@@ -121,7 +121,7 @@ def connect(
 
 
 def may_pass(error: Exception) -> bool:
-    """Whether the same may go well later: the disk was full, or pages are read now whatever their checksums say."""
+    """Whether a retry may succeed: the disk was full, or pages are read from now on whatever their checksums say."""
     return is_mismatch(error) or isinstance(error, apsw.FullError)
 
 

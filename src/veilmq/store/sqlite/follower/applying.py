@@ -36,8 +36,8 @@ class _Step(NamedTuple):
     """Where the file is after it."""
     record: Record
     run: tuple[int, bool, int]
-    """Records of which this is equal are written together: schema, whether plain, and the number of one that is written
-    alone, or 0."""
+    """Neighbours with an equal `run` are written together: (schema, whether plain, the record's number if it is to be
+    written alone, else 0)."""
 
 
 class Applier:
@@ -52,7 +52,7 @@ class Applier:
         self._schema = 0
         """SQLite's number of that change."""
         self.merges_from = TOGETHER
-        """A follower that gets so many records at once is far behind."""
+        """From this many records at once on, the follower is far behind, and merges them."""
 
     def apply(self, entries: Sequence[Entry], forced: int, alone: Collection[int]) -> Changed:
         """See `Follower.apply`. Raises apsw.Error, too: if SQLite has ended the transaction, nothing is applied."""

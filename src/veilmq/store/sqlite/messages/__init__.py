@@ -317,10 +317,10 @@ _OLDEST_OF_GROUPS: Final = (
 def oldest_sent(
     execute: Execute, generation: int, lines: Iterable[int], *, returned: bool = True, grouped: bool | None = None
 ) -> int | None:
-    """When the oldest message in a queue was sent that has its rows; None if there is none.
+    """When the oldest message of a queue was sent, among those that have rows; None if there is none.
 
-    Takes a few index seeks; with groups, one for each group and each message in flight. returned, grouped: whether
-    there may be messages that were given back, or in groups, if that is known.
+    Takes a few index seeks; with groups, one for each group and each message in flight. returned: whether messages may
+    have been given back. grouped: whether there may be groups; None: it is not known.
     """
     found: list[Row] = [row for line in lines for row in execute(_OLDEST_IN_LINE, (generation, line))]
     if returned:

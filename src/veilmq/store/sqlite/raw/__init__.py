@@ -320,7 +320,7 @@ _INTEGERS: Final = {1: 1, 2: 2, 3: 3, 4: 4, 5: 6, 6: 8}
 
 
 def record(payload: bytes) -> Values:
-    """The columns of a record. What is no UTF-8 is in lone surrogates. Raises Unreadable, IndexError."""
+    """The columns of a record. Bytes that are not UTF-8 become lone surrogates. Raises Unreadable, IndexError."""
     head, at = varint(payload, 0)
     types = []
     while at < head:
@@ -487,12 +487,12 @@ def _flip(candidate: bytes, damaged: bytes) -> int:
 
 
 def _returns(candidate: bytes, damaged: bytes, old: bytes) -> bool:
-    """Whether the byte is again what it was before, and is not so in the damaged page."""
+    """Whether the flip gives the byte its old value back, which it lacks in the damaged page."""
     at = _flip(candidate, damaged)
     return candidate[at] == old[at] != damaged[at]
 
 
 def _leaves(candidate: bytes, damaged: bytes, old: bytes) -> bool:
-    """Whether the byte would differ from what it was before, and does not in the damaged page."""
+    """Whether the flip changes a byte that still has its old value in the damaged page."""
     at = _flip(candidate, damaged)
     return candidate[at] != old[at] == damaged[at]

@@ -32,7 +32,7 @@ _COMMITS: Final = (
 )
 _NO_STOP: Final = (1 << 63) - 1
 _BACK: Final = {MINUTES: DAY_US // MINUTE_US, HOURS: 90 * DAY_US // HOUR_US}
-"""How many periods a look for the last row before a range goes back."""
+"""How many periods before a range its last row before is searched."""
 _ROWS: Final = "SELECT r.id, r.numbers FROM carray(?) c CROSS JOIN {table} r ON r.id = c.value"
 _FAILING: Final = (
     "SELECT id, numbers FROM (SELECT id, numbers FROM rollup_minute WHERE id >= :first AND id < :end ORDER BY id DESC"
@@ -121,7 +121,7 @@ class Names:
 
 
 def offset_after(connection: apsw.Connection, instant: int) -> int:
-    """See `View.offset_after`: a binary search, for instants of commits never go back."""
+    """See `View.offset_after`: a binary search, because the instants of commits never go back."""
     low, high = bounds(connection)
     while low < high:
         row: Any = connection.execute(_COMMIT, ((low + high) // 2,)).fetchone()

@@ -81,7 +81,7 @@ class Salvage:
         return any(low <= number <= high for low, high in self._doubt[table])
 
     def doubt_everything(self) -> None:
-        """Some page is not the newest, and nobody knows which."""
+        """Some page is not the newest, and nobody knows which: any row may be missing."""
         for ranges in self._doubt.values():
             ranges.append((0, NUMBER_MAX))
 

@@ -52,7 +52,7 @@ def backup(
 
     is_owner: the caller owns the database and has applied the redo log, so nothing is lost if the log's file is
     missing. replica: the copy is to follow the same log, so it keeps its secret and its position there.
-    exactly: without what only the redo log has, which follows in a later record.
+    exactly: leave out what only the redo log has; a later record will have it.
 
     Raises DestinationTaken (it exists), NotOurs, SchemaRefused, DatabaseFailed, OSError; then there is no `copy`.
     """

@@ -44,7 +44,7 @@ _HISTORY_ROWS_MAX: Final = 32
 _VACUUM_PAGES: Final = 256
 _FREE_PAGES_KEPT: Final = 4096
 _WINDOWS: Final = {"deduplication": "sequence", "receive_attempt": "number"}
-"""Tables whose rows all live equally long, each with the column in whose order they came and so end."""
+"""Tables whose rows all live equally long, each with the column that orders them: those first that end first."""
 _SIZED: Final = (
     "SELECT json_group_array(json_array(f.sequence, (SELECT length(body) FROM message WHERE sequence = f.sequence)))"
     " FROM ({rows}) f"

@@ -1,6 +1,6 @@
-"""Operators: each of their commands acts once, however often it comes with the same id, and stands in the history; who
-of them is signed in at the console; the messages that they keep to send them again; and what all servers of a cluster
-share.
+"""What belongs to operators: their commands, each of which acts once for its id and is recorded in the history; the
+sessions of the console; templates, which are messages kept to be sent again; and the values that all servers of a
+cluster share.
 
 Strategy: the outcome is kept in the batch that changes something, so no crash separates the two. A command that was
 refused has changed nothing, and nothing is kept of it: with the same id it may be tried again. What is kept has three

@@ -45,7 +45,7 @@ class ReadPins:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._new: dict[int, int] = {}
-        """The least pinned offset, by the number of ticks that it is to last: pins since the latest sweep."""
+        """Pins since the latest sweep: the least offset, by the number of ticks that it is to last."""
         self._held: dict[int, int] = {}
         """The least pinned offset, by the tick in which it expires."""
         self._first = 0
@@ -207,11 +207,11 @@ class Origins:
         self._gone: tuple[int, ...] = ()
         """Out of the map, still in the table."""
         self._first = 0
-        """Where the history began at the last walk,"""
+        """Where the history began at the last walk."""
         self._end = 0
-        """and ended,"""
+        """Where it ended then."""
         self._left = 0
-        """and how many origins were left."""
+        """How many origins that walk left."""
 
     def step(self, writer: Writer, *, is_trimming: bool) -> None:
         """Run one bounded step, if there is something to do. is_trimming: the history has more rows to lose at once."""

@@ -33,15 +33,15 @@ from veilmq.store.sqlite.batch.queues import Queues
 from veilmq.store.sqlite.batch.rollups.worst import Worst, counted_in
 
 EVENTS_MAX: Final = 2_048
-"""So many events of committed batches wait to be added: one or two milliseconds of the loop."""
+"""About this many events of committed batches may wait to be added: adding them takes the loop 1 or 2 ms."""
 MINUTES_AN_HOUR: Final = HOUR_US // MINUTE_US
 PERIOD_SHIFT: Final = 36
-"""Row ids: number of the minute or hour, and behind it so many bits for the queue's incarnation."""
+"""A row's id is the number of the minute or hour, shifted by this many bits, plus the queue's incarnation."""
 INCARNATION: Final = (1 << PERIOD_SHIFT) - 1
 MINUTES_END: Final = 1 << 63 - PERIOD_SHIFT
-"""The first minute, in the year 2225, of which no row can have an id."""
+"""The first minute, in the year 2225, whose number is too great for a row's id."""
 HOUR_PERIODS: Final = 1 << 40
-"""The id of an hour in `rollup_period` is so much greater than its number."""
+"""In `rollup_period` the id of an hour is its number plus this."""
 MINUTES: Final = "rollup_minute"
 HOURS: Final = "rollup_hour"
 TABLES: Final = (MINUTES, HOURS)
@@ -66,7 +66,7 @@ _TELLING: Final = frozenset(
         Kind.RETRY_DUE,
     }
 )
-"""Kinds that are counted, or after which a queue holds something else."""
+"""Kinds of events that are counted, or that change what a queue holds."""
 _MOVING: Final = frozenset({Kind.DEAD_LETTERED, Kind.MOVED})
 _QUEUE_DELETED, _DEAD_LETTERED, _MOVED = int(Kind.QUEUE_DELETED), int(Kind.DEAD_LETTERED), int(Kind.MOVED)
 _LEASE_EXPIRED, _FOR_RETRY = int(Kind.LEASE_EXPIRED), int(Kind.RELEASED_FOR_RETRY)
@@ -86,7 +86,7 @@ class Minute:
         self.failing: set[int] = set()
         """Those that may have a cause of a failure."""
         self.stored: set[int] = set()
-        """After a crash: queues that have their row of this minute."""
+        """After a crash: queues whose row of this minute is written already."""
 
 
 class Rollups:
@@ -106,7 +106,7 @@ class Rollups:
         self.clients = Clients()
         """What clients did since the start."""
         self.garbage = False
-        """Whether a queue was deleted whose rows may be there."""
+        """Whether a queue was deleted, so that its rows may still be there."""
         self._minute = 0
         self._added = self._caught_up_until = following
         offset: Any = connection.execute("SELECT offset FROM rollup_mark").get
@@ -180,7 +180,7 @@ class Rollups:
         self.worst.touch(incarnation, events, kinds)
 
     def _arrive(self, minute: Minute, event: Event) -> None:
-        """A message came into another queue: the event names as its own the queue that the message left."""
+        """Count a message that came into another queue; the event's own queue is the one that the message left."""
         target = _target_of(event)
         if target is None or target in minute.stored:
             return

@@ -5,11 +5,11 @@ is above it. A queue whose value rises above the floor becomes a member; when th
 and the floor rises. Values fall by themselves, so they are read when somebody asks. If too few members are left at the
 floor or above it, all queues are walked once, in a thread, and the ranking is renewed.
 
-The age of the oldest message is ranked by a bound: no message of the queue was sent before it. It is exact when a
-queue's minute is stored, and then it only gets too early. So it is at most a minute or two behind. The same is kept of
-FIFO queues by how long their groups have been blocked (messages/groups.py): the first events after it was known that
-nothing is blocked set a bound, which is looked up when a minute is stored and when somebody asks. A queue that stands
-still has no events, so its bound stays right.
+The age of the oldest message is ranked by a bound: no message of the queue was sent before it. The bound is exact when
+a queue's minute is stored. After that it can only become too early, so it is at most a minute or two off. FIFO queues
+are also ranked by how long their groups have been blocked (messages/groups.py), by a bound, too. After a look that
+found nothing blocked, the next events set it; it is looked up when a minute is stored and when somebody asks. A queue
+that stands still has no events, so its bound stays right.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -46,7 +46,7 @@ class Ranking:
         self.floor = 0
         """No queue that is not a member has a greater value."""
         self.renewals = 0
-        """Walks through all queues that are under way: meanwhile the members may be too few."""
+        """Renewals in progress, each a walk through all queues; meanwhile there may be too few members."""
 
     def note(self, incarnation: int, value: int) -> None:
         """The queue has this value now."""
@@ -151,12 +151,12 @@ class Worst:
         return 0 if queue is None else queue.in_flight
 
     def _age(self, incarnation: int) -> int:
-        """The greater the older."""
+        """FOREVER minus the time of the oldest message: greater is older."""
         sent = self._oldest.get(incarnation)
         return 0 if sent is None or incarnation not in self._queues.by_incarnation else FOREVER - sent
 
     def _blocked_for(self, incarnation: int) -> int:
-        """The greater the longer."""
+        """FOREVER minus the time since which something may be blocked: greater is longer."""
         since = self._blocked.get(incarnation)
         return 0 if since is None or incarnation not in self._queues.by_incarnation else FOREVER - since
 
@@ -231,7 +231,7 @@ class Worst:
             self.note_blocked(queue, since)
 
     def count(self, incarnation: int, hour: int, added: list[int]) -> None:
-        """So much of what is counted happened in that hour, in the order of `COUNTED`."""
+        """Add to the counts of that hour, in the order of `COUNTED`."""
         queue = self._queues.by_incarnation.get(incarnation)
         if queue is None or not any(added) or is_hidden(queue.key.name):
             return
@@ -261,5 +261,5 @@ class Worst:
 
 
 def counted_in(rollup: Rollup) -> list[int]:
-    """What `Worst.count` counts, as it is now."""
+    """The rollup's counts, in the order of `COUNTED`."""
     return [rollup.numbers.get(key, 0) for key in COUNTED.values()]

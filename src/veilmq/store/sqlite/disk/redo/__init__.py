@@ -269,8 +269,8 @@ def recover(
 
 
 def forget_given_up(disk: Disk, path: Path, connection: apsw.Connection) -> None:
-    """Once the start goes on without the log's content, remove the word by which the operator said so: it must not
-    excuse a later loss. Raises apsw.Error, OSError."""
+    """Once the start goes on without the log's content, remove the operator's word in the file that allowed this: it
+    must not excuse a later loss. Raises apsw.Error, OSError."""
     if is_given_up(path):
         note_size(connection, 0)
         disk.remove(path)

@@ -49,7 +49,7 @@ from veilmq.store.sqlite.upkeep.jobs.move_tasks import allowance, move, used_at_
 
 LOOKED_MAX: Final = 256
 LEASES_MAX: Final = 4 * LOOKED_MAX
-"""Leases, also of other queues, that count as `LOOKED_MAX` messages."""
+"""Looking at this many leases, also of other queues, counts as looking at `LOOKED_MAX` messages."""
 ACTS_MAX: Final = 64
 ACTS_BYTES_MAX: Final = MIB
 """Bodies that are moved, deleted or searched."""
@@ -387,7 +387,7 @@ class _Step:
         return _Chunk([places[sequence] for sequence in sequences if sequence in places], end)
 
     def _cut(self, chunk: _Chunk) -> _Chunk:
-        """As many of them as have no more bytes than the room, but at least one."""
+        """The first messages of the chunk that fit into the bytes left for this step, but at least one."""
         bytes_left = self._room.bytes
         for at, place in enumerate(chunk.places[:-1], 1):
             bytes_left -= place.body_bytes

@@ -36,22 +36,22 @@ from veilmq.store.sqlite.messages import numbers, oldest_of_each, oldest_sent
 from veilmq.store.sqlite.messages.groups import heads
 
 ROWS_MIN: Final = 512
-"""A sweep stores so many rows,"""
+"""A sweep may store this many rows, and more if a minute would otherwise take more than `SWEEPS_MAX` sweeps."""
 SWEEPS_MAX: Final = 48
-"""or as many as it takes to store all in about so many sweeps: there is one a second."""
+"""All rows of a minute are stored in about this many sweeps: there is one a second."""
 CATCH_UP_EVENTS: Final = 8_192
-"""After a crash a sweep adds so many events again."""
+"""After a crash, how many events one sweep adds again."""
 DROPPED_MAX: Final = 2_048
-"""A sweep drops so many old rows, and looks at so many for those of deleted queues."""
+"""How many old rows one sweep drops, and how many it searches for those of deleted queues."""
 BLOCKED_LEASES_MAX: Final = 256
-"""For blocked groups a sweep looks at so many messages in flight or delayed of a queue, and at no more than twice so
-many in all,"""
+"""To find blocked groups, a sweep looks at this many messages in flight or delayed of a queue at most, and at twice as
+many in all queues together."""
 BLOCKED_US_MIN: Final = 2 * MINUTE_US
-"""and only where some may have been blocked for longer."""
+"""It looks only where groups may have been blocked for longer than this."""
 LOOKED_UP_MAX: Final = 256
-"""After a start a sweep looks up the oldest messages of so many queues,"""
+"""After a start, for how many queues one sweep looks up the oldest message."""
 GROUPED_MAX: Final = 8
-"""and of so many with groups."""
+"""How many of these may have groups."""
 ROW_BYTES: Final = 14
 """What a row takes besides its numbers: the id, lengths, and its place in the page."""
 _PERIOD: Final = (
@@ -73,7 +73,7 @@ class Sizes:
             self.of[table][id_ % HOUR_PERIODS] = (rows, size)
 
     def add(self, writer: Writer, table: str, period: int, rows: int, size: int) -> None:
-        """So many rows more, or fewer; none: the server ran then."""
+        """Change a period's numbers of rows and bytes; with two zeros, only note that the server ran then."""
         periods = self.of[table]
         before = periods.get(period)
         old = before or (0, 0)
@@ -110,7 +110,7 @@ class Rolling:
         """Table and id up to which deleted queues were looked for."""
 
     def recall(self, connection: apsw.Connection, rollups: Rollups, now: int) -> None:
-        """At a start: what was counted in the present hour and the one before, and some of what no row has."""
+        """At a start: load the counts of the present hour and the one before, and add some events that no row has."""
         worst, hour = rollups.worst, now // HOUR_US
         worst.start()
         worst.turn(hour)
@@ -283,7 +283,7 @@ def periods_ran(connection: apsw.Connection, table: str, first: int, last: int) 
 
 def _look_for_blocked(writer: Writer, queue: LiveQueue, *, looks: bool) -> int:
     """Find out since when groups of the queue have been blocked; returns how many leases were looked at, at most.
-    looks: not only if there is nothing that could block them."""
+    looks: False: only a queue without any hidden message is settled, which needs no look."""
     worst = writer.rollups.worst
     since = worst.may_be_blocked_since(queue.incarnation)
     hidden = min(queue.in_flight + queue.delayed, BLOCKED_LEASES_MAX) if queue.visible else 0
