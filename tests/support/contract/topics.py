@@ -5,6 +5,7 @@ from hashlib import md5
 from typing import Any
 from xml.etree import ElementTree
 
+import msgspec
 import pytest
 from tests.support.contract.stage import (
     ACCOUNT,
@@ -322,6 +323,18 @@ class TestTopics:
         subscribe(stage, "s", to_queue(queue))
         change = ChangeSubscription(topic=NEWS, origin=TESTER, name="s", change={"dead_letter_queue": queue})
         refused(stage.do(change), ParameterInvalid)
+
+    def test_a_rate_changes_though_the_dead_letter_queue_is_gone(self, stage: Stage) -> None:
+        dead = stage.create("dead")
+        create(stage)
+        subscribe(stage, "s", to_url(dead_letter_queue=dead))
+        stage.drop(dead)
+        for change, kind in (
+            ({"pushes_per_second_max": 5}, SubscriptionDescribed),
+            ({"dead_letter_queue": msgspec.structs.replace(dead, name="nowhere")}, QueueMissing),
+        ):
+            changed = stage.do(ChangeSubscription(topic=NEWS, origin=TESTER, name="s", change=change))
+            assert isinstance(changed, kind)
 
     def test_a_copy_says_of_which_message_it_is_one(self, stage: Stage) -> None:
         queue = stage.create("q")

@@ -220,10 +220,12 @@ def _cannot_subscribe(writer: Writer, topic: LiveTopic, settings: SubscriptionSe
     return _wrong_policies(writer, settings)
 
 
-def _wrong_policies(writer: Writer, settings: SubscriptionSettings) -> VeilError | None:
-    if settings.dead_letter_queue is not None and settings.dead_letter_queue not in writer.queues.by_key:
-        return QueueMissing(queue=str(settings.dead_letter_queue))
-    if settings.dead_letter_queue is not None and settings.dead_letter_queue == settings.queue:
+def _wrong_policies(writer: Writer, settings: SubscriptionSettings, before: QueueKey | None = None) -> VeilError | None:
+    """before: the dead-letter queue until now, which may have been deleted since."""
+    target = settings.dead_letter_queue
+    if target not in (None, before) and target not in writer.queues.by_key:
+        return QueueMissing(queue=str(target))
+    if target is not None and target == settings.queue:
         return ParameterInvalid(parameter="dead_letter_queue", reason="a copy that the queue cannot take goes there")
     if settings.pushes_per_second_max is not None and settings.url is None:
         return ParameterInvalid(parameter="pushes_per_second_max", reason="only pushes to a URL have a rate")
@@ -251,7 +253,8 @@ def change_subscription(writer: Writer, command: ChangeSubscription) -> Outcome:
     topic, subscription = found
     settings = msgspec.structs.replace(subscription.settings, **command.change)
     if _policies(settings) != _policies(subscription.settings):
-        refused = _wrong_policies(writer, settings) or _change_hidden_queue(writer, command, settings)
+        before = subscription.settings.dead_letter_queue
+        refused = _wrong_policies(writer, settings, before) or _change_hidden_queue(writer, command, settings)
         if refused is not None:
             return refused
     changed = msgspec.structs.replace(subscription, settings=settings, modified=writer.now)
