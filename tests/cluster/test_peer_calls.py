@@ -477,10 +477,10 @@ async def test_no_call_is_read_of_a_peer_that_does_not_read(peers: Peers) -> Non
     raw.transport.pause_reading()
     (connection,) = owner.port._connections
     asked = 0
-    while not connection._deaf:
+    while not connection._reading_paused:
         asked += 1
         raw.send(Call(asked, 0, (DESCRIBE,)))
-        await peers.until(lambda: connection._deaf or (not owner.port.calls and not raw.backlog_bytes))
+        await peers.until(lambda: connection._reading_paused or (not owner.port.calls and not raw.backlog_bytes))
     commands = owner.shell.stats.commands
     for _ in range(10):
         asked += 1

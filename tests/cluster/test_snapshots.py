@@ -402,7 +402,7 @@ def test_what_fails_is_tried_again_ever_more_seldom(
     failing.start()
     until(lambda: len(at) > 6)
     assert at[:7] == [1, 2, 4, 8, 9, 10, 11]
-    assert failing.rotten == "a check of the copy found something"
+    assert failing.damage_found == "a check of the copy found something"
 
 
 def test_so_many_are_kept_that_any_instant_of_late_can_be_restored() -> None:

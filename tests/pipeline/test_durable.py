@@ -26,7 +26,7 @@ from veilmq.pipeline.events.reading import ParquetHistory
 from veilmq.pipeline.loop import Loop
 from veilmq.pipeline.sinks import delta
 from veilmq.pipeline.sinks.delta import Written, add_files
-from veilmq.store.files import restore, sync_directory, take_place
+from veilmq.store.files import replace_directory, restore, sync_directory
 
 DAY = 86_400.0
 Key = tuple[int, int]
@@ -129,10 +129,10 @@ def test_the_old_table_is_kept_until_the_new_one_is_there(tmp_path: Path, monkey
     with monkeypatch.context() as patch:
         patch.setattr(Path, "rename", dies)
         with pytest.raises(KeyboardInterrupt):
-            take_place(beside, place)
+            replace_directory(beside, place)
     assert old.is_dir()
     restore(tmp_path)
-    take_place(beside, place)
+    replace_directory(beside, place)
     assert [each.name for each in tmp_path.iterdir()] == ["t"]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from veilmq.store.files import PIECE_BYTES, SyncedInPieces, let_go
+from veilmq.store.files import PIECE_BYTES, SyncedInPieces, close_in_pieces
 
 
 @pytest.fixture
@@ -37,6 +37,6 @@ def test_what_is_written_is_whole_and_synced_piece_by_piece(tmp_path: Path, sync
 def test_a_file_is_let_go_from_its_end(tmp_path: Path, synced: list[int], size: int) -> None:
     with tempfile.TemporaryFile(dir=tmp_path) as file:
         file.truncate(size)
-        let_go(file)
+        close_in_pieces(file)
         assert file.closed
     assert synced == list(range(size - PIECE_BYTES, 0, -PIECE_BYTES))

@@ -90,7 +90,7 @@ class Snapshotting:
         self._ended = threading.Event()
         self._differed = ""
         """The server that a copy of this one differed from last."""
-        self.rotten = ""
+        self.damage_found = ""
         """Why the copy is to be thrown away. Who follows does, and clears it; an owner hands over first."""
         self._thread = threading.Thread(target=self._run, name="veilmq-snapshots", daemon=True)
 
@@ -132,7 +132,7 @@ class Snapshotting:
             except Stopped:
                 return
             except Diverged as error:
-                self.rotten = str(error)
+                self.damage_found = str(error)
                 log.error("no snapshot: %s", error)
             except _PASSING as error:
                 if str(error) != said:

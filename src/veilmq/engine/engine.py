@@ -56,7 +56,7 @@ class Batch(msgspec.Struct, gc=False, eq=False):
     commands: list[AnyCommand]
 
 
-_RACERS: Final = (Delete, Extend, Operate)  # an Operate may contain them
+_BEFORE_CLAIMS: Final = (Delete, Extend, Operate)  # an Operate may contain them
 _SETTING: Final = frozenset({CreateQueue, ChangeQueue, DeleteQueue, Operate})  # what may change or delete a queue
 
 
@@ -493,8 +493,8 @@ def _again(waiter: Waiter, now: Instant) -> Call:
 def _racers_first(pending: deque[Call]) -> None:
     """After a stall: put deletes and extends that had arrived before any claim or sweep that could take their
     message."""
-    racers = [call for call in pending if type(call.commands[0]) in _RACERS]
-    others = [call for call in pending if type(call.commands[0]) not in _RACERS]
+    racers = [call for call in pending if type(call.commands[0]) in _BEFORE_CLAIMS]
+    others = [call for call in pending if type(call.commands[0]) not in _BEFORE_CLAIMS]
     pending.clear()
     pending.extend(racers)
     pending.extend(others)

@@ -30,7 +30,7 @@ from veilmq.pipeline.events.export import changing, offset_kept
 from veilmq.pipeline.events.reading import KINDS_HELD
 from veilmq.pipeline.places import ObjectPath, Place, delta, is_url, listed, remove, source, whole
 from veilmq.pipeline.places import place as placed
-from veilmq.store.files import restore, sync_tree, take_place
+from veilmq.store.files import replace_directory, restore, sync_tree
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -105,7 +105,7 @@ def write(frame: "DataFrame", place: Place | str, kind: str = "parquet") -> None
         sync_tree(place)
         DeltaTable(str(place)).vacuum(VACUUM_HOURS_DEFAULT, dry_run=False)
         return
-    take_place(beside, place)
+    replace_directory(beside, place)
 
 
 def read(spark: "SparkSession", place: Place | str) -> "DataFrame":
@@ -322,7 +322,7 @@ def compact_day(directory: Place, files_max: int, counting: Container[Place]) ->
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir()
     _join(files, beside / _joined(files[0].name, files[-1].name))
-    take_place(beside, directory)
+    replace_directory(beside, directory)
     return len(files) - 1
 
 

@@ -354,12 +354,12 @@ def denied_action(key: AccessKey, commands: Sequence[AnyCommand]) -> Action | No
         action = ACTIONS[kind]
         if not key.allows(action, None if named is None else named.name):
             return action
-        if not may_lead(key, action, command):
+        if not may_send_to_targets(key, action, command):
             return Action.SEND
     return None
 
 
-def may_lead(key: AccessKey, action: Action, command: AnyCommand) -> bool:
+def may_send_to_targets(key: AccessKey, action: Action, command: AnyCommand) -> bool:
     """Whether the key may send messages where the command's settings point: it needs `send` or the same action there.
 
     Otherwise a key could send to any queue by making it the dead-letter queue or endpoint of its own. A move task or

@@ -124,7 +124,7 @@ def sync_tree(directory: Path) -> None:
     sync_directory(directory.parent)
 
 
-def take_place(beside: Path, place: Path) -> None:
+def replace_directory(beside: Path, place: Path) -> None:
     """Replace the directory `place` with the complete directory `beside`. Raises OSError."""
     sync_tree(beside)
     old = place.with_name(f".{place.name}.old")
@@ -155,7 +155,7 @@ def made_beside(place: Path) -> Iterator[Path]:
 
 
 def restore(directory: Path) -> None:
-    """Undo an unfinished `take_place` of a process that died between its two renames."""
+    """Undo an unfinished `replace_directory` of a process that died between its two renames."""
     for old in directory.glob(".*.old"):
         place = directory / old.name.removeprefix(".").removesuffix(".old")
         if place.exists():
@@ -207,7 +207,7 @@ class SyncedInPieces:
         return len(data)
 
 
-def let_go(file: IO[bytes]) -> None:
+def close_in_pieces(file: IO[bytes]) -> None:
     """Close an unlinked, writable file, truncating it piece by piece from its end first."""
     size = os.fstat(file.fileno()).st_size
     for left in range(size - PIECE_BYTES, 0, -PIECE_BYTES):

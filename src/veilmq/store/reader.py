@@ -213,7 +213,7 @@ class Worst(Protocol):
         message was sent, or blocked."""
         ...
 
-    def saw_blocked(self, incarnation: int, since: int) -> None:
+    def set_blocked_bound(self, incarnation: int, since: int) -> None:
         """The queue was looked at: nothing in it has been blocked since before `since`, which is its new bound."""
         ...
 

@@ -26,7 +26,7 @@ from veilmq.model.messages import id_text
 from veilmq.model.moves import Act, JobInfo, MoveInfo
 from veilmq.model.settings.access import Action
 from veilmq.model.settings.queue import QueueKey
-from veilmq.server.port import may_lead
+from veilmq.server.port import may_send_to_targets
 from veilmq.store import Reader
 
 
@@ -173,7 +173,7 @@ class Jobs:
             caller.check(Action.PEEK, queue.account, queue.name)
             caller.check_bodies()
         command = operator.starting(caller.origin, queue, wanted)
-        if caller.key is not None and not may_lead(caller.key, operator.ACTIONS[wanted.act], command):
+        if caller.key is not None and not may_send_to_targets(caller.key, operator.ACTIONS[wanted.act], command):
             raise Refused(403, "not_granted", f"the key was not granted {Action.SEND} where messages would go")
         asked = operator.Asked("start_job", str(queue), wanted)
         outcomes, headers = await carry_out(request, self._service.shell, asked, [command])

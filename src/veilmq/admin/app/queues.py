@@ -55,7 +55,7 @@ from veilmq.model.outcomes import Outcome, QueuesListed, Received
 from veilmq.model.settings.access import Action
 from veilmq.model.settings.queue import QueueKey
 from veilmq.model.settings.topic import TopicKey
-from veilmq.server.port import may_lead
+from veilmq.server.port import may_send_to_targets
 from veilmq.store.reader import QueueState
 
 _PATH = "/api/v1/queues/{account}/{region}/{name}"
@@ -239,7 +239,7 @@ class Queues:
             commands = list(operation.plan(asked, wanted))
             if isinstance(commands[0], CreateQueue):
                 self._check_known(key.account)
-            if caller.key is not None and not may_lead(caller.key, operation.action, commands[0]):
+            if caller.key is not None and not may_send_to_targets(caller.key, operation.action, commands[0]):
                 raise Refused(403, "not_granted", f"the key was not granted {Action.SEND} where messages would go")
             if operation.name == "receive":
                 no_command_id(request)

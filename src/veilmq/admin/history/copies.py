@@ -29,7 +29,7 @@ from veilmq.admin.service import Service
 from veilmq.model.errors import DiskLow, StoreFailed
 from veilmq.model.settings.access import Action
 from veilmq.store.directory import DatabaseFailed, NotOurs
-from veilmq.store.files import SyncedInPieces, let_go
+from veilmq.store.files import SyncedInPieces, close_in_pieces
 
 COPIES_MAX: Final = 4
 """Copies that are being made, wait to be made, or wait for their readers."""
@@ -180,7 +180,7 @@ class Copy:
         self._timer.cancel()
         if not self._given_up:
             self._given_up = True
-            closing = self._loop.run_in_executor(None, let_go, self.file)
+            closing = self._loop.run_in_executor(None, close_in_pieces, self.file)
             closing.add_done_callback(lambda _: self._ended())
 
     def _stalled(self) -> None:

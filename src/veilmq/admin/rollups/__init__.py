@@ -245,7 +245,7 @@ async def worst_page(reader: Reader, account: str, wanted: Wanted, now: Instant)
     seen = await run_in_threadpool(_look, reader, lines, unstored, now)
     if wanted.asked.by == BLOCKED:
         for incarnation, since in seen.since.items():
-            reader.worst.saw_blocked(incarnation, since)
+            reader.worst.set_blocked_bound(incarnation, since)
         complete = complete and _is_certain(found, wanted, seen, now)
     return _page(found, wanted, seen, complete, hour, reader)
 

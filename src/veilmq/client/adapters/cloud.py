@@ -68,7 +68,7 @@ Opened = TypeVar("Opened", bound="CloudQueue[Any]")
 Owner = TypeVar("Owner", bound="CloudAccount")
 
 
-class Believed(Generic[Value]):
+class Cached(Generic[Value]):
     """A cached value, valid for `BELIEVED_SECONDS`. Any thread."""
 
     def __init__(self, clock: Clock) -> None:

@@ -189,18 +189,18 @@ class Member:
             between = partial(self._go_on, stopping)
             copy = stack.enter_context(closing(Copy(self._directory, self._open_follower, snapshots, watch, between)))
             self._copy = copy
-            vouching: Snapshotting | None = None
+            snapshotting: Snapshotting | None = None
             looked, told, silent = 0, None, ""
             while not stopping.is_set():
                 try:
-                    if vouching is not None and vouching.rotten:
-                        copy.throw_away(vouching.rotten)
-                        vouching.rotten = ""
+                    if snapshotting is not None and snapshotting.damage_found:
+                        copy.throw_away(snapshotting.damage_found)
+                        snapshotting.damage_found = ""
                     copy.catch_up(reader)
                     self._level_ns = self._boot_ns()
-                    if vouching is None:  # not beside the first reading of the log, which a take-over may wait for
-                        vouching = stack.enter_context(closing(self.snapshotting(owns=False)))
-                        vouching.start()
+                    if snapshotting is None:  # not beside the first reading of the log, which a take-over may wait for
+                        snapshotting = stack.enter_context(closing(self.snapshotting(owns=False)))
+                        snapshotting.start()
                     sight = candidate.look()
                     if (named := (sight.epoch, sight.holder, sight.address)) != told:
                         watch.saw(sight)

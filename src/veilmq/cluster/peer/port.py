@@ -187,7 +187,7 @@ class _Peer(Connection):
         self._unread_bytes: Counter[str] = Counter()
         """Bytes of messages that wait for the peer to read, as counted in `_unread`."""
         self._unread = port.unread
-        self._deaf = False
+        self._reading_paused = False
         """Whether reading has stopped until the peer reads its outcomes."""
         self._last = 0
         """The greatest id of a call that was read."""
@@ -275,15 +275,15 @@ class _Peer(Connection):
             self._queued_bytes[account] += size
             if self.paused:
                 self._count(Counter({account: size}))
-        if self.paused and self.backlog_bytes > self.limits.backlog_bytes_max and not self._deaf:
-            self._deaf = True
+        if self.paused and self.backlog_bytes > self.limits.backlog_bytes_max and not self._reading_paused:
+            self._reading_paused = True
             self.transport.pause_reading()
 
     def resume_writing(self) -> None:
         self._uncount()
         super().resume_writing()
-        if self._deaf and self.why is None:
-            self._deaf = False
+        if self._reading_paused and self.why is None:
+            self._reading_paused = False
             self.transport.resume_reading()
 
     def written(self) -> None:

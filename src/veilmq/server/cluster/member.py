@@ -111,7 +111,7 @@ class ClusterServer:
         """To whom an operator wants the shard handed over: see `Ownership.renew`."""
         self._damaged, self._damaged_ns = "", -int(_FILLED_AGAIN_SECONDS * 1e9)
         """Why the copy is to be thrown away, and when it was last."""
-        self._vouching: Snapshotting | None = None
+        self._snapshotting: Snapshotting | None = None
         self._queues: dict[int, QueueInfo] = {}
         self._own_names: dict[QueueKey, QueueKey] = {}
         self.owner = ""
@@ -268,7 +268,7 @@ class ClusterServer:
                 finally:
                     self._throw_away(ownership)
                     self.front.forget_left()
-                    self._shell = self._vouching = None
+                    self._shell = self._snapshotting = None
             except FOR_GOOD as error:
                 raise ClusterRefused(str(error)) from error
             except (Unreachable, Unfit, NotAppended, AppendUnknown) as error:
@@ -286,7 +286,7 @@ class ClusterServer:
         def begins(mark: Instant) -> Instant:
             return begins_at(ownership.before, mark, wall(), (boot_ns() - taken_ns) // 1_000)
 
-        self._shell = self._vouching = None
+        self._shell = self._snapshotting = None
         # From here on: to open a large store takes longer than a lease.
         keeping = asyncio.create_task(self._keep(ownership, shared_log, lambda: begins(Instant(0))))
         term.callback(keeping.cancel)
@@ -320,9 +320,9 @@ class ClusterServer:
         self.front.clock_moved(self._clock.now() - was)
         engine.unread = self.unread
         self._shell = shell = await lead(term, engine, store)
-        self._vouching = vouching = self.member.snapshotting(owns=True)
-        term.push_async_callback(asyncio.to_thread, vouching.close)
-        vouching.start()
+        self._snapshotting = snapshotting = self.member.snapshotting(owns=True)
+        term.push_async_callback(asyncio.to_thread, snapshotting.close)
+        snapshotting.start()
         term.callback(keeping.cancel)
         if ownership.lost is not None:
             raise ownership.lost
@@ -396,7 +396,8 @@ class ClusterServer:
                 if self._unrenewed:
                     log.info("the lease is renewed again")
                 self._unrenewed = ""
-                if self._wanted is None and self._vouching is not None and self._fills_again(self._vouching.rotten):
+                snapshotting = self._snapshotting
+                if self._wanted is None and snapshotting is not None and self._fills_again(snapshotting.damage_found):
                     self._wanted = ""  # a check of the copy has found damage, and others shall have the queues
             except NotOwner as error:
                 if self._shell is not None:

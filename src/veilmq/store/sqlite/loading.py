@@ -108,7 +108,7 @@ def load(
     writer.types = MessageTypes(options.type_attribute, options.type_pointer)
     writer.memtable.count(loaded)
     rolling = Rolling(connection)
-    rolling.recall(connection, writer.rollups, mark.clock)
+    rolling.load_counts(connection, writer.rollups, mark.clock)
     return writer, snapshots.load(connection), rolling
 
 

@@ -45,7 +45,7 @@ from veilmq.client.adapters.azure.calls import (
     received_of,
 )
 from veilmq.client.adapters.cloud import (
-    Believed,
+    Cached,
     CloudAccount,
     CloudQueue,
     PacedPolls,
@@ -205,7 +205,7 @@ class AzureQueue(CloudQueue["AzureAccount"]):
         self._base64 = account.base64
         self._polls = PacedPolls(clock)
         super().__init__(account, str(client.queue_name), capabilities_of(account.base64), self._polls, clock)
-        self._settings: Believed[Settings] = Believed(clock)
+        self._settings: Cached[Settings] = Cached(clock)
 
     @property
     def identity(self) -> Hashable:

@@ -44,7 +44,7 @@ from mns.mns_request import (  # type: ignore[import-untyped]
 )
 
 from veilmq.client.adapters.cloud import (
-    Believed,
+    Cached,
     CancellableWaits,
     CloudAccount,
     CloudQueue,
@@ -124,7 +124,7 @@ class MnsQueue(CloudQueue["MnsAccount"]):
         self._base64 = account.base64
         self._polls = CancellableWaits(name)
         super().__init__(account, name, capabilities_of(account.base64), self._polls, clock)
-        self._visibility_timeout: Believed[int] = Believed(clock)
+        self._visibility_timeout: Cached[int] = Cached(clock)
 
     @property
     def identity(self) -> Hashable:

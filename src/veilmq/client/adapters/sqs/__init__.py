@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Final, TypeVar
 
 from veilmq.client.adapters.cloud import (
-    Believed,
+    Cached,
     CancellableWaits,
     CloudAccount,
     CloudQueue,
@@ -80,7 +80,7 @@ class SqsQueue(CloudQueue["SqsAccount"]):
         wait_max = _WAIT_MAX if timeout is None else max(0, min(_WAIT_MAX, timeout - 1))
         self._polls = CancellableWaits(name)
         super().__init__(account, name, capabilities_of(name, wait_max), self._polls, clock)
-        self._visibility_timeout: Believed[float] = Believed(clock)
+        self._visibility_timeout: Cached[float] = Cached(clock)
 
     @property
     def identity(self) -> Hashable | None:

@@ -370,7 +370,7 @@ class _Appending:
             queue.visible += 1
             queue.woken += 1
         else:
-            self._stand(queue, row)
+            self._append_row(queue, row)
         if expires < queue.next_expiry:
             writer.queues.lower_expiry(queue, expires)
         detail = detail_of(priority, own_expiry)
@@ -394,7 +394,7 @@ class _Appending:
         self._writer.queues.lower_due(queue, visible)
         return visible
 
-    def _stand(self, queue: LiveQueue, row: MessageRow) -> None:
+    def _append_row(self, queue: LiveQueue, row: MessageRow) -> None:
         """Append a message to its line, with a row at once."""
         self._messages.append(row)
         if row.line <= PRIORITY_LINES_MAX:

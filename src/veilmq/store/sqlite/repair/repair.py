@@ -406,7 +406,7 @@ class _Work:
         salvage.learn()
         salvage.fill(backup)
         clock = clock_of(target, self._noted)
-        salvage.believe(clock)
+        salvage.reconcile_times(clock)
         settle(salvage, clock)
         names: dict[int, str] = dict(
             read(target, "SELECT incarnation, account || '/' || region || '/' || name FROM queue")

@@ -208,7 +208,7 @@ class Salvage:
             self.target.execute("DELETE FROM history WHERE offset = ?", (row[0],))
         self.history_is_whole &= self._first_event == 0 or self.facts.has_snapshot
 
-    def believe(self, clock: int) -> None:
+    def reconcile_times(self, clock: int) -> None:
         """Where a row and the history disagree about a time, keep the later one: nothing expires by a flipped bit."""
         recorded = Recorded(self.target, [])
         differ: list[Entered] = []

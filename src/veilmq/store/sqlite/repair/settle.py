@@ -88,7 +88,7 @@ def settle(salvage: Salvage, now: int) -> None:
     target = salvage.target
     _name_queues(salvage)
     _drop_garbage(target)
-    _house(salvage)
+    _assign_queues(salvage)
     target.execute("DELETE FROM quarantine WHERE sequence NOT IN (SELECT sequence FROM message)")
     for sequence in salvage.damaged:
         statement = "INSERT OR IGNORE INTO quarantine SELECT sequence, generation, ? FROM message WHERE sequence = ?"
@@ -160,7 +160,7 @@ def _drop_garbage(target: apsw.Connection) -> None:
     target.execute("DELETE FROM garbage")
 
 
-def _house(salvage: Salvage) -> None:
+def _assign_queues(salvage: Salvage) -> None:
     """Give messages of no queue the queue that the history knows, or else one of their own."""
     target, facts = salvage.target, salvage.facts
     live: dict[int, int] = {queue: generation for generation, queue in incarnations(target).items()}

@@ -45,7 +45,7 @@ HOUR_PERIODS: Final = 1 << 40
 MINUTES: Final = "rollup_minute"
 HOURS: Final = "rollup_hour"
 TABLES: Final = (MINUTES, HOURS)
-_TELLING: Final = frozenset(
+_COUNTED_KINDS: Final = frozenset(
     {
         Kind.QUEUE_CREATED,
         Kind.SENT,
@@ -166,7 +166,7 @@ class Rollups:
             return
         rollup = minute.rollups.get(incarnation)
         if rollup is None:
-            if _TELLING.isdisjoint(kinds):
+            if _COUNTED_KINDS.isdisjoint(kinds):
                 return
             rollup = minute.rollups[incarnation] = Rollup()
         if _LEASE_EXPIRED in kinds or _FOR_RETRY in kinds or _DEAD_LETTERED in kinds:

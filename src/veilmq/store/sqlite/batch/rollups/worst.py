@@ -224,8 +224,8 @@ class Worst:
         """What `note_blocked` noted last."""
         return self._blocked.get(incarnation)
 
-    def saw_blocked(self, incarnation: int, since: int) -> None:
-        """See `Worst.saw_blocked`."""
+    def set_blocked_bound(self, incarnation: int, since: int) -> None:
+        """See `Worst.set_blocked_bound`."""
         queue = self._queues.by_incarnation.get(incarnation)
         if queue is not None:
             self.note_blocked(queue, since)

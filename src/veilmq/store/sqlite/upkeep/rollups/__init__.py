@@ -109,7 +109,7 @@ class Rolling:
         self._walk: tuple[str, int] | None = (MINUTES, 0) if garbage else None
         """Table and id up to which deleted queues were looked for."""
 
-    def recall(self, connection: apsw.Connection, rollups: Rollups, now: int) -> None:
+    def load_counts(self, connection: apsw.Connection, rollups: Rollups, now: int) -> None:
         """At a start: load the counts of the present hour and the one before, and add some events that no row has."""
         worst, hour = rollups.worst, now // HOUR_US
         worst.start()
