@@ -1,6 +1,7 @@
 """A server alone that ships what it writes: what was uploaded gives the tables back, whatever happened in between."""
 
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing
@@ -17,7 +18,7 @@ from veilmq.model.instant import DAY_US, SECOND_US, Instant
 from veilmq.store import Options, Store
 from veilmq.store.archive import ArchiveSource, PlaceFailed, place_at, segments, shipping, snapshots
 from veilmq.store.archive.shipping import EPOCH_MIN, Archive
-from veilmq.store.log import Diverged, restore
+from veilmq.store.log import Diverged, SourceUnusable, restore
 from veilmq.store.sqlite.disk import connect
 from veilmq.store.sqlite.effects import digest
 from veilmq.store.sqlite.follower import SqliteFollower
@@ -139,13 +140,80 @@ def test_a_time_without_the_archive_begins_a_new_epoch(stage: Stage, tmp_path: P
     factory, jobs = factory_of(stage), stage.create()
     factory.ship(stage.store)
     stage.store.close()
+    folder = tmp_path / "data" / "archive"
+    (folder / "copy-of-a-kill").mkdir()
+    (folder / "spool-1-1").touch()
     stage.store = SqliteStore(tmp_path / "data", SMALL)
+    assert [each.name for each in folder.iterdir()] == ["state.json"]
     stage.send(jobs, "unseen")
     stage.store.close()
     stage.open()
     expected = factory.ship(stage.store)
     assert factory.restored(tmp_path / "new") == expected
     assert len(epochs(factory)) == 2
+
+
+def test_a_directory_of_an_earlier_moment_begins_a_new_epoch(stage: Stage, tmp_path: Path) -> None:
+    """Put back by hand, or by a power cut that took what had been uploaded before it was synced: else records with the
+    same numbers stood beside each other, and nothing after them could be restored."""
+    factory, jobs = factory_of(stage), stage.create()
+    factory.ship(stage.store)
+    stage.store.close()
+    factory.archive.close()
+    shutil.copytree(tmp_path / "data", tmp_path / "earlier")
+    stage.open()
+    for number in range(3):
+        stage.send(jobs, f"lost {number}")
+        factory.ship(stage.store)
+    stage.store.close()
+    factory.archive.close()
+    shutil.rmtree(tmp_path / "data")
+    (tmp_path / "earlier").rename(tmp_path / "data")
+    stage.open()
+    stage.send(jobs, "kept")
+    factory.ship(stage.store)
+    stage.send(jobs, "kept, too")
+    expected = factory.ship(stage.store)
+    assert factory.restored(tmp_path / "new") == expected
+    assert len(epochs(factory)) == 2
+
+
+def test_a_place_that_lost_its_snapshots_gets_another(
+    stage: Stage, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its disk is not mounted, or somebody emptied it."""
+    factory, jobs = factory_of(stage), stage.create()
+    factory.ship(stage.store)
+    shutil.rmtree(tmp_path / "place")
+    stage.reopen()
+    stage.send(jobs, "after")
+    expected = factory.ship(stage.store)
+    assert factory.restored(tmp_path / "new") == expected
+    assert "place has no snapshot any more (is it mounted?)" in caplog.text
+
+
+def test_what_a_kill_left_in_the_redo_log_has_its_instant(stage: Stage, tmp_path: Path) -> None:
+    """A restore to an instant before it leaves it out."""
+    factory, jobs = factory_of(stage), stage.create()
+    stage.send(jobs, "before")
+    expected = factory.ship(stage.store)
+    then = stage.now + SECOND_US
+    stage.later(10 * SECOND_US)
+    stage.send(jobs, "after")
+    assert store_of(stage)._writer.redo.unapplied
+    stage.reopen(kill=True)
+    factory.ship(stage.store)
+    assert factory.restored(tmp_path / "then", then) == expected
+
+
+def test_damaged_snapshots_are_told_if_none_is_whole(stage: Stage, tmp_path: Path) -> None:
+    factory = factory_of(stage)
+    stage.create()
+    factory.ship(stage.store)
+    for part in (tmp_path / "place").glob("*/snapshots/*/00000"):
+        part.unlink()
+    with pytest.raises(SourceUnusable, match=r"no snapshot from then is whole: the snapshot .* lacks part 0"):
+        factory.restored(tmp_path / "new")
 
 
 def test_a_snapshot_lacks_what_only_the_redo_log_has(stage: Stage, tmp_path: Path) -> None:
@@ -298,6 +366,29 @@ def test_a_spool_is_bounded_while_its_place_fails(
     expected = factory.ship(stage.store)
     assert factory.restored(tmp_path / "new") == expected
     assert len(epochs(factory)) == 3
+
+
+def test_while_a_place_fails_one_file_grows_up_to_a_size(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One for each try would become an object each; a large one is uploaded from memory."""
+    monkeypatch.setattr(shipping, "_FILE_BYTES", 10_000)
+    factory, jobs = factory_of(stage), stage.create()
+    factory.ship(stage.store)
+    place, spools = tmp_path / "place", tmp_path / "data" / "archive"
+    place.rename(tmp_path / "away")
+    place.touch()
+    for _ in range(20):
+        stage.send(jobs, "x" * 2_000)
+        factory.archive._try_step()
+    sizes = sorted(path.stat().st_size for path in spools.glob("spool-*"))
+    assert 4 <= len(sizes) <= 7
+    assert sizes[-1] < 14_000
+    place.unlink()
+    (tmp_path / "away").rename(place)
+    factory.archive._try_step()
+    expected = factory.ship(stage.store)
+    assert factory.restored(tmp_path / "new") == expected
 
 
 def test_a_spool_that_cannot_be_written_begins_a_new_epoch(

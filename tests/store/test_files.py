@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from veilmq.store.directory import DataDirectory
-from veilmq.store.files import durable_write, make_directory, take_name
+from veilmq.store.files import durable_write, made_beside, make_directory, take_name
 
 
 @pytest.fixture
@@ -31,6 +31,18 @@ def take(path: Path, content: bytes) -> None:
     part = path.with_name("part")
     part.write_bytes(content)
     take_name(part, path)
+
+
+def test_a_directory_is_made_in_the_place_of_an_empty_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it is called by a dot, or by a link."""
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to("empty")
+    monkeypatch.chdir(tmp_path / "empty")
+    for place in (Path(), tmp_path / "link"):
+        with made_beside(place) as beside:
+            (beside / "file").touch()
+        assert [each.name for each in (tmp_path / "empty").iterdir()] == ["file"]
+        (tmp_path / "empty" / "file").unlink()
 
 
 @pytest.mark.parametrize(

@@ -340,7 +340,7 @@ def _take_lock(path: Path) -> int:
         except BlockingIOError:
             if is_held(descriptor):
                 break
-    holder = read_holder(path)
+    holder = read_holder(path) if is_held(descriptor) else None  # a command looks: the owner in the file has ended
     os.close(descriptor)
     raise DirectoryHeld(path, holder)
 

@@ -345,11 +345,15 @@ def frames(content: bytes) -> Iterator[Entry]:
 
 def keep(place: Place, lineage: str, content: bytes) -> Position:
     """Write records of one epoch, as `frame` makes them; returns the last one. Raises PlaceFailed."""
-    entries = list(frames(content))
-    first, last = entries[0], entries[-1]
-    segment = Segment(first.epoch, first.lsn, last.lsn)
-    place.write(f"{lineage}/{RECORDS}/{segment.name}", zlib.compress(content, 1))
+    *_, last = frames(content)
+    place.write(f"{lineage}/{RECORDS}/{name_of(content)}", zlib.compress(content, 1))
     return Position(last.lsn, last.epoch, checksum(last.record))
+
+
+def name_of(content: bytes) -> str:
+    """Of the segment with these records; empty if there are none."""
+    entries = list(frames(content))
+    return Segment(entries[0].epoch, entries[0].lsn, entries[-1].lsn).name if entries else ""
 
 
 def _order(held: Held) -> tuple[int, int, int]:

@@ -4,7 +4,9 @@ Strategy: each transaction of the tables becomes a record (sqlite/effects.py), w
 database, the spool, before the COMMIT. That file is not synced: it survives a kill. A thread takes what was committed
 every few seconds, and uploads it. The store's position, which is in the tables, says at the next start whether the
 spool and the archive hold everything up to there. If not, as after a power cut or a time without the archive, a new
-epoch begins, with a snapshot.
+epoch begins, with a snapshot. So it does if the place has records that the tables lack: those of a directory that was
+put back to an earlier moment, or that were uploaded before they were synced. A place that lost its snapshots, or is
+another one because a disk is not mounted, gets a new one.
 
 Before changing it: a record is uploaded only after its COMMIT, and the copy of a snapshot must not have what only the
 redo log has: that comes with a later record.
@@ -32,6 +34,7 @@ from veilmq.store.archive import (
     frame,
     frames,
     keep,
+    name_of,
     remove_others,
     segments,
     snapshots,
@@ -53,8 +56,14 @@ BYTES_PER_SECOND: Final = 32 << 20
 LSN_MAX: Final = 10**16
 SPOOL_BYTES_MAX: Final = 1 << 30
 """Size of the open spool file, and of all files that wait for an upload; beyond either, a new epoch begins."""
+_FILE_BYTES: Final = 16 << 20
+"""Size at which the open spool file is closed, even if others still wait: a file is uploaded whole, from memory."""
 _LAST_SECONDS: Final = 10.0
 """How long a stopping server waits until the last records are uploaded."""
+_LOOK_SECONDS: Final = 3_600.0
+"""How often it is looked whether the place still has a snapshot."""
+_FOLDER: Final = "archive"
+"""In the data directory."""
 _STATE: Final = "state.json"
 
 log = logging.getLogger("veilmq.archive")
@@ -99,7 +108,7 @@ class Archive:
         """directory: the data directory. copying: see `Copying`. keep_us: how far a restore can go back."""
         self._place, self._url = place, url
         self._database = directory / DATABASE
-        self._folder = directory / "archive"
+        self._folder = directory / _FOLDER
         self._copying = copying
         self._keep_us, self._every_s, self._snapshot_bytes = keep_us, every_s, snapshot_bytes
         self._gate = threading.Lock()
@@ -112,6 +121,8 @@ class Archive:
         self._path = self._folder
         self._size = self._taken = 0
         """Bytes of the open file, and of what is committed there."""
+        self._closed_bytes = 0
+        """Bytes of full files that were closed since the last upload began."""
         self._waiting_since: float | None = None
         self._snapshot_at = perf_counter()
         self._ending = threading.Event()
@@ -120,6 +131,7 @@ class Archive:
         self._failed = False
         """Whether the spool lacks a record."""
         self._shipped_at = 0.0
+        self._looked_at: float | None = None
         self.trouble = ""
         """Why nothing can be written at the place; empty: something can."""
         self.uploaded_bytes = 0
@@ -138,8 +150,7 @@ class Archive:
     def begin(self, lineage: str, found: Position | None) -> Position:
         """Call while the store is being opened. found: the position in its tables. Returns the one to put there."""
         self._folder.mkdir(mode=0o700, exist_ok=True)
-        for left in self._folder.glob("copy-*"):
-            shutil.rmtree(left, ignore_errors=True)
+        _remove_copies(self._folder)
         try:
             state = msgspec.json.decode((self._folder / _STATE).read_bytes(), type=State)
         except (FileNotFoundError, msgspec.MsgspecError):
@@ -189,7 +200,7 @@ class Archive:
                     self._size = self._taken = 0
                 written = os.write(self._file, content)
                 self._size += written
-                self._failed = written != len(content) or self._size > SPOOL_BYTES_MAX
+                self._failed = written != len(content) or self._closed_bytes + self._size > SPOOL_BYTES_MAX
             except OSError as error:
                 self._failed = True
                 self.trouble = f"the spool cannot be written: {error.strerror}"
@@ -207,6 +218,10 @@ class Archive:
         """The transaction was committed."""
         with self._gate:
             self._taken = self._size
+            if self._file is not None and self._size >= _FILE_BYTES:
+                os.close(self._file)
+                self._file = None
+                self._closed_bytes += self._size
         if self._waiting_since is None:
             self._waiting_since = perf_counter()
 
@@ -262,6 +277,10 @@ class Archive:
     def step(self) -> None:
         """Upload what was acknowledged, and a snapshot if one is due. Raises PlaceFailed, DatabaseFailed, Diverged,
         StoreError, OSError."""
+        if self._looked_at is None:
+            self._look_for_records()
+        if self._looked_at is None or perf_counter() - self._looked_at >= _LOOK_SECONDS:
+            self._look_for_snapshots()
         self.apply_log()
         if self._failed:
             self._begin_anew()
@@ -271,10 +290,33 @@ class Archive:
         if has_begun and (self._state.snapshot != self.epoch or (not self._patient and self._is_due())):
             self._snapshot()
 
+    def _look_for_records(self) -> None:
+        """Begin anew if the place has records beyond those that the tables have. Raises PlaceFailed."""
+        waiting = {name_of(path.read_bytes()) for path in self._folder.glob("spool-*") if path != self._path}
+        known = self._state.end.lsn if self._state.end.epoch == self.epoch else 0
+        beyond = [
+            each
+            for each in segments(self._place, self._state.lineage)
+            if each.epoch > self.epoch or (each.epoch == self.epoch and each.last > known and each.name not in waiting)
+        ]
+        if beyond:
+            log.warning("the archive has changes that this directory lacks, as after a power cut: it begins anew")
+            self.epoch, self._failed = max(each.epoch for each in beyond), True
+
+    def _look_for_snapshots(self) -> None:
+        """Have one written if the place lost those of this epoch. Raises PlaceFailed."""
+        if self._state.snapshot == self.epoch and not snapshots(self._place, self._state.lineage):
+            log.warning("%s has no snapshot any more (is it mounted?): a new one is written", self._url)
+            self._state.snapshot = 0
+        self._looked_at = perf_counter()
+
     def _ship(self) -> None:
         """Upload what was acknowledged."""
         began = self._shipped_at = perf_counter()
-        self._rotate()
+        if not (self.trouble and any(path != self._path for path in self._folder.glob("spool-*"))):
+            self._rotate()  # while the place fails, one file grows: each would become an object
+        with self._gate:
+            self._closed_bytes = 0
         waiting = sorted(self._folder.glob("spool-*"))
         if sum(path.stat().st_size for path in waiting) > SPOOL_BYTES_MAX:
             self._failed = True
@@ -372,6 +414,19 @@ class Archive:
             raise Stopped
         if not self._failed and perf_counter() - self._shipped_at >= self._every_s:
             self._ship()
+
+
+def remove_leftovers(directory: Path) -> None:
+    """What an archive that is no longer used left in a data directory: it would begin anew."""
+    _remove_copies(directory / _FOLDER)
+    for left in (directory / _FOLDER).glob("spool-*"):
+        left.unlink(missing_ok=True)
+
+
+def _remove_copies(folder: Path) -> None:
+    """Those of snapshots that a kill ended."""
+    for left in folder.glob("copy-*"):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 _ROOM_BYTES: Final = 64 * 1024 * 1024

@@ -283,6 +283,10 @@ def restore(source: Source, to: Instant | None, directory: Path, open_follower: 
             if not restored.lsn:
                 raise SourceUnusable(f"{error}, and no snapshot from before can be read") from error
             damaged.append(f"the records end after {restored.lsn}: {error}")
+        except SourceUnusable as error:
+            if not damaged:
+                raise
+            raise SourceUnusable(f"no snapshot from then is whole: {'; '.join(damaged)}") from error
     if not restored.clock:
         raise SourceUnusable("there is nothing from before that instant" if restored.goes_on else "it is empty")
     return restored

@@ -23,7 +23,7 @@ from typing import Any, Final
 import apsw
 import msgspec
 
-from veilmq.store.archive.shipping import EPOCH_MIN, Archive
+from veilmq.store.archive.shipping import EPOCH_MIN, Archive, remove_leftovers
 from veilmq.store.directory import NotOurs
 from veilmq.store.log import Log, Plain, Position, Record, checksum
 from veilmq.store.sqlite.disk import schema
@@ -57,6 +57,7 @@ def shipping_of(connection: apsw.Connection, log: Log | None, archive: Archive |
         return Archiving(connection, archive, found)
     if found is not None:  # its archive will lack what is written from here on
         connection.execute("DELETE FROM log_position")
+        remove_leftovers(Path(connection.filename).parent)
     return None
 
 
@@ -181,9 +182,9 @@ class Shipping:
         """What the last `later` wrote is committed."""
 
     @contextmanager
-    def transaction(self) -> Iterator[None]:
-        """A transaction outside the batches. Raises as `append`."""
-        with self._connection, self.changes(0):
+    def transaction(self, clock: int) -> Iterator[None]:
+        """A transaction outside the batches. clock: of the newest batch in it; 0: there is none. Raises as `append`."""
+        with self._connection, self.changes(clock):
             yield
         self.end("COMMIT")
 

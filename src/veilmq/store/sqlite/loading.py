@@ -82,9 +82,9 @@ def load(
     not hold what was written; NotOurs, OSError, and as `Log.append`."""
     if shipping is not None:
         shipping.migrate(options.schema or schema.VERSION)
-    transaction: Callable[[], AbstractContextManager[object]]
-    transaction = (lambda: connection) if shipping is None else shipping.transaction
-    with transaction():
+    transaction: Callable[[int], AbstractContextManager[object]]
+    transaction = (lambda _: connection) if shipping is None else shipping.transaction
+    with transaction(0):
         _insert_first_rows(connection)
     key, epoch = _row(connection, "SELECT receipts, epoch FROM secret")
     redo.recover(options.disk, directory.redo, connection, key, transaction)

@@ -239,10 +239,10 @@ def recover(
     path: Path,
     connection: apsw.Connection,
     key: bytes,
-    transaction: Callable[[], AbstractContextManager[object]],
+    transaction: Callable[[int], AbstractContextManager[object]],
 ) -> None:
     """At start: copy what only the log has into the database, and make sure that the database has everything durably.
-    transaction: begins one on the connection.
+    transaction: begins one on the connection, for batches up to a lease clock.
 
     A damaged file is moved away. Raises NotOurs if the database is older than the log; OSError.
     """
@@ -254,7 +254,7 @@ def recover(
         raise NotOurs(ahead(path))
     missing = run.beyond(following)
     if missing:
-        with transaction():
+        with transaction(missing[-1].at):
             apply_log(connection.execute, missing)
         logger.info("%d batches were recovered from the redo log", len(missing))
     else:

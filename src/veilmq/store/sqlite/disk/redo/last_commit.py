@@ -180,7 +180,10 @@ def _loss(path: Path, noted: Noted, connection: apsw.Connection, missing: Sequen
     """What was committed and is neither in the database nor among the log's entries."""
     epoch: Any = connection.execute("SELECT epoch FROM secret").get
     if epoch != noted.epoch:
-        return f"{path} is another database's, whose last acknowledged messages may be in {REDO}: {_advice(path)}"
+        return (
+            f"{path} is another database's, whose last acknowledged messages may be in {REDO}: restore into a new"
+            f" directory, or move {REDO}, {COMMITTED}, veilmq.db-wal and veilmq.db-shm away, which are not this one's"
+        )
     following: Any
     clock: Any
     ((following, clock),) = connection.execute("SELECT offset, clock FROM mark").fetchall()
