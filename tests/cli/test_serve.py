@@ -6,6 +6,7 @@ import resource
 import signal
 import socket
 import ssl
+import struct
 import subprocess
 import sys
 import threading
@@ -445,6 +446,16 @@ def test_connections_in_their_handshake_are_counted_at_the_admin_port(serve: Ser
             for _ in range(1_100)
         ]
         assert [each.recv(1) for each in silent[-20:]] == [b""] * 20
+    trust = ssl.create_default_context(cadata=CERTIFICATE)
+    trust.check_hostname = False
+    for _ in range(1_100):  # closed with an answer unread: each stayed until the garbage collector came
+        with (
+            socket.create_connection((address.hostname, address.port), timeout=HEAD_S) as plain,
+            trust.wrap_socket(plain) as client,
+        ):
+            client.sendall(b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert client.recv(12) == b"HTTP/1.1 200"
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     assert server.stop() == 0
 
 

@@ -4,6 +4,7 @@ import datetime
 import errno
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from veilmq.client.queue import Queue
 from veilmq.client.routed import RoutedQueue
 from veilmq.client.unreadable import keep
 from veilmq.client.worker import Backoff, DirectoryGuard, Reject, Retry, Worker, run
-from veilmq.client.worker.options import works_in_groups
+from veilmq.client.worker.options import lane_of
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import ParameterInvalid
 from veilmq.model.messages import Failure
@@ -395,6 +396,20 @@ class Cut(Wrapping):
 
     cut = False
 
+    def __init__(self, inner: Queue) -> None:
+        super().__init__(inner)
+        self.bodies: dict[str, str] = {}
+        self.released: list[str] = []
+
+    def receive(self, count_max: int = 1, *, lease: float | None = None, wait: float = 0) -> list[Received]:
+        came = self.inner.receive(count_max, lease=lease, wait=wait)
+        self.bodies |= {message.handle: message.body for message in came}
+        return came
+
+    def release(self, handle: str, delay: float = 0, *, failure: Failure | None = None) -> None:
+        self.released.append(self.bodies[handle])
+        self.inner.release(handle, delay, failure=failure)
+
     def extend(self, handle: str, lease: float, *, body: str | None = None) -> str:
         if not self.cut:
             self.cut = True
@@ -413,13 +428,30 @@ def test_a_group_waits_for_its_message_that_cannot_be_held(embedded: EmbeddedCli
         embedded.pass_time(31)
         eventually(lambda: len(seen) == 3)
     assert seen == ["a", "b", "c"]
+    assert queue.released == ["c", "b"], "one that is given back may be received at once"
 
 
-def test_groups_of_a_fifo_queue_keep_their_order_beside_other_queues(stage: Stage) -> None:
-    fifo = stage.make("work.fifo", fifo=True)
-    for queue in (fifo, RoutedQueue({"other": stage.queue}, fifo), Wrapping(RoutedQueue({"f": fifo}, stage.queue))):
-        assert works_in_groups(queue)
-    assert not works_in_groups(RoutedQueue({"other": stage.make("more")}, stage.queue))
+def test_only_groups_of_a_fifo_queue_are_lanes_beside_other_queues(stage: Stage) -> None:
+    """Each queue's own; a standard queue's groups share its messages fairly, and have no order."""
+    fifo, more = stage.make("work.fifo", fifo=True), stage.make("more.fifo", fifo=True)
+    routed = RoutedQueue({"f": fifo, "m": more}, stage.queue)
+    for kind, deduplication in (("f", "1"), ("m", "1"), ("x", None)):
+        routed.send(Message("a", type=kind, group="g", deduplication_id=deduplication))
+    lanes = {lane_of(routed, message) for _ in range(3) for message in routed.receive(1)}
+    assert lanes == {"work.fifo g", "more.fifo g", None}
+    working: list[int] = []
+
+    def handler(job: Any) -> None:
+        working.append(1)
+        together.append(len(working))
+        time.sleep(0.05)
+        working.pop()
+
+    together: list[int] = []
+    for number in range(4):
+        routed.send(Message("b", type="f", group="h", deduplication_id=f"h{number}"))
+    stage.work(handler, routed, receives=4, concurrency=4, prefetch=4)
+    assert together == [1] * 4
 
 
 class Hanging(Wrapping):

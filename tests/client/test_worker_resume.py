@@ -347,7 +347,7 @@ def test_a_hand_writes_above_all_that_was_there(
     records = FileCheckpoints(tmp_path / "records")
     records.save(f"work/{message.id}", Saved(there, "earlier"))
     lease = LeaseKeeper.passive(stage.queue).register(message)
-    hand = Hand("work", message, lease, capabilities=stage.queue.capabilities, in_groups=False,
+    hand = Hand("work", message, lease, capabilities=stage.queue.capabilities, lane=None,
                 seconds=30, stop_before=0, checkpoints=records)  # fmt: skip
     hand.load()
     assert (hand.state, hand.fence) == ("earlier", fence)

@@ -119,7 +119,8 @@ def sync_tree(directory: Path) -> None:
     """Make a directory, everything below it and its name durable. Raises OSError."""
     for place, _, files in os.walk(directory):
         for name in files:
-            sync_file(Path(place, name))
+            with suppress(FileNotFoundError):  # somebody writes there, and has renamed it
+                sync_file(Path(place, name))
         sync_directory(place)
     sync_directory(directory.parent)
 

@@ -52,6 +52,7 @@ from veilmq.model.errors import VeilError
 from veilmq.protocols import absolute_form
 from veilmq.server.cluster.admin import CLIENT_HEADER, PASSED_ON, passing_on, while_owner
 from veilmq.server.config.settings import Address, Settings
+from veilmq.server.http.tls import let_session_go
 from veilmq.server.logs import RefusalLog
 from veilmq.server.service import Service
 from veilmq.store import Store
@@ -96,6 +97,10 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._await_no_more()
+        self._unset_keepalive_if_required()
+        session = self.transport.get_extra_info("ssl_object")
+        if session is not None:
+            let_session_go(session)  # this object is in a cycle, which would keep it until the collector comes
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:

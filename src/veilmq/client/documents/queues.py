@@ -289,9 +289,10 @@ class TransactionQueue(MessageQueue):
         times: Times | None = None,
         *,
         owned: bool = False,
+        parked: AnyQueue | None = None,
     ) -> None:
-        """owned: close both queues with this object. Raises ParameterInvalid for times or queues that would lose a
-        message."""
+        """owned: close both queues with this object. parked: for what stays undecided, where a log is encrypted or
+        large. Raises ParameterInvalid for times or queues that would lose a message."""
         check_checker(checker)
         self._account = account
         with ExitStack() as undo:
@@ -300,6 +301,7 @@ class TransactionQueue(MessageQueue):
                 undo.enter_context(queue_of(log, owned=owned)),
                 lambda prepared: checker.checkTransactionStatus(_message(prepared)),
                 times=times,
+                parked=None if parked is None else queue_of(parked, owned=False),
             )
             undo.pop_all()
         self.queue.checker.start()

@@ -262,31 +262,30 @@ class Relay(Closing, Anew):
             free = _FREE.format(unsent="COALESCE(sent, -1) = -1", now=now)
             update = f"UPDATE {table} SET holder = ?, held_until = {now} + ? WHERE position = ? AND {free}"
             mine = []
+            blocked: set[str | None] = set()
             for row in found:
+                group = row.group if self._queue.capabilities.native_fifo else None
+                if group in blocked:
+                    continue
                 values = (self._holder, self._hold, row.position)
                 if self._outbox.run(cursor, update, values).rowcount == 1:
                     mine.append(row)
-            if not mine or not self._queue.capabilities.native_fifo:
-                return mine
-            kept = self._in_order(cursor, mine, self._holder)  # rows before them may have been held since the look
-            free = f"UPDATE {table} SET holder = NULL, held_until = NULL WHERE position = ? AND holder = ?"
-            for row in mine:
-                if row not in kept:
-                    self._outbox.run(cursor, free, (row.position, self._holder))
-            return kept
+                elif group is not None:  # somebody has held it since the look, and what follows comes after it
+                    blocked.add(group)
+            return mine
 
         # Two transactions: under a strict isolation level, what the first one saw would block the update.
         found = self._tried(look)
         return self._tried(hold) if found else []
 
-    def _in_order(self, cursor: Any, rows: list[_Row], but: str = "") -> list[_Row]:
+    def _in_order(self, cursor: Any, rows: list[_Row]) -> list[_Row]:
         """Without the rows that come behind a row of their group that somebody holds: a relay that sends it, died, or
-        could not mark what it sent. but: a holder whose rows do not count."""
+        could not mark what it sent."""
         select = (
             f"SELECT position, id, message FROM {self._outbox.table} WHERE sent IS NULL AND failure IS NULL AND"
-            f" holder <> ? AND held_until >= {self._now()} AND position < ? ORDER BY position LIMIT {_HELD_MAX}"
+            f" holder IS NOT NULL AND held_until >= {self._now()} AND position < ? ORDER BY position LIMIT {_HELD_MAX}"
         )
-        held = [_Row(*row) for row in self._outbox.run(cursor, select, (but, rows[-1].position)).fetchall()]
+        held = [_Row(*row) for row in self._outbox.run(cursor, select, (rows[-1].position,)).fetchall()]
         first: dict[str | None, int] = {
             group: row.position for row in reversed(held) if (group := row.group) is not None
         }

@@ -25,7 +25,7 @@ from veilmq.client.shared import checks
 from veilmq.client.worker.guard import Guard
 from veilmq.client.worker.job.checkpoints import Checkpoints
 from veilmq.client.worker.metrics import Meter
-from veilmq.client.wrapping import changing_bodies, innermost
+from veilmq.client.wrapping import changing_bodies, handles_of, innermost
 from veilmq.model.errors import ParameterInvalid, VeilError
 
 _STEPS: Final = 1 << 30
@@ -239,12 +239,16 @@ def check_queue(options: Options, queue: Queue) -> None:
         )
 
 
-def works_in_groups(queue: Queue) -> bool:
-    """Whether the messages of a group are worked one after the other: on a FIFO queue, and where one of several is."""
+def lane_of(queue: Queue, message: Received) -> str | None:
+    """The messages of one lane are worked one after the other: those of a FIFO queue's group; None: any time."""
+    if message.group is None or queue.capabilities.native_fifo:
+        return message.group
     inside = innermost(queue)
-    return queue.capabilities.native_fifo or (
-        isinstance(inside, RoutedQueue) and any(map(works_in_groups, inside.queues))
-    )
+    if isinstance(inside, RoutedQueue) and not handles_of(queue):
+        home = inside.home(message.handle)
+        lane = None if home is None else lane_of(home, message)
+        return None if home is None or lane is None else f"{home.name} {lane}"
+    return None
 
 
 def _changing_bodies(queue: Queue) -> str | None:

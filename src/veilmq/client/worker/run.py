@@ -37,7 +37,7 @@ from veilmq.client.worker.options import (
     check_queue,
     first_lease,
     keeper_parameters,
-    works_in_groups,
+    lane_of,
 )
 from veilmq.client.worker.runners import AsyncRunners, ThreadRunners
 from veilmq.client.worker.runners.flow import Flow, Ready
@@ -86,7 +86,6 @@ class Intake:
         self._idle = idle
         self._until_empty = until_empty
         self._able = queue.capabilities
-        self._in_groups = works_in_groups(queue)
         self._first_lease = first_lease(options)
         self._wait = min(WAIT, self._able.wait_max) if options["wait"] is None else options["wait"]
         if options["keeper"] is False:
@@ -178,12 +177,12 @@ class Intake:
         behind: list[Received] = []
         blocked: set[str] = set()
         for message in came:
-            lane = message.group if self._in_groups else None
+            lane = lane_of(self._queue, message)
             if self._stop.is_set():
                 self._return(message)
             elif lane in blocked:
                 behind.append(message)
-            elif (hand := self._hold(message)) is not None:
+            elif (hand := self._hold(message, lane)) is not None:
                 hands.append(hand)
             elif lane is not None:
                 blocked.add(lane)
@@ -196,7 +195,7 @@ class Intake:
         self._counts.in_hand(lambda: self._ready.in_hand)
         return len(hands)
 
-    def _hold(self, message: Received) -> Hand | None:
+    def _hold(self, message: Received, lane: str | None) -> Hand | None:
         """Take one message in hand; None if its lease is gone already."""
         seconds = self._length(message)
         try:
@@ -216,7 +215,7 @@ class Intake:
             message,
             lease,
             capabilities=self._able,
-            in_groups=self._in_groups,
+            lane=lane,
             seconds=self._first_lease if seconds is None else seconds,
             stop_before=self._options["stop_before_expiry"] or 0.0,
             checkpoints=self._options["checkpoints"],

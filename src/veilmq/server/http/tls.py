@@ -25,8 +25,16 @@ _PLAIN: Final = frozenset({"HTTP_REQUEST", "HTTPS_PROXY_REQUEST"})
 logger = logging.getLogger("veilmq.tls")
 
 
+def let_session_go(session: ssl.SSLObject) -> None:
+    """Its connection is closed: it counts no more towards `sessions_max` of its port."""
+    if isinstance(session, _Session):
+        session.port.sessions.discard(session)
+
+
 class _Session(ssl.SSLObject):
     """A session that logs the request of a client without TLS, which gets no answer that it could read."""
+
+    port: "_BoundedContext"
 
     def do_handshake(self) -> None:
         """See `ssl.SSLObject`."""
@@ -53,6 +61,8 @@ class _BoundedContext(ssl.SSLContext):
             raise ssl.SSLError("too many connections")
         session = super().wrap_bio(*arguments, **named)
         self.sessions.add(session)
+        assert isinstance(session, _Session)
+        session.port = self  # its own context is another one once the handshake has begun
         return session
 
 

@@ -354,7 +354,9 @@ def start_move(
     queue: Source,
     to: Annotated[
         str | None,
-        typer.Option("--to", metavar="QUEUE", help="To this queue, not to the source.", autocompletion=queue_names),
+        typer.Option(
+            "--to", metavar="QUEUE", help="To this one, not where each came from.", autocompletion=queue_names
+        ),
     ] = None,
     rate: Annotated[int | None, typer.Option("--rate", metavar="N", help="Messages a second, up to 500.")] = None,
 ) -> None:

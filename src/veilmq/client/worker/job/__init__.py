@@ -363,7 +363,7 @@ class Hand:
         lease: Lease,
         *,
         capabilities: Capabilities,
-        in_groups: bool,
+        lane: str | None,
         seconds: float,
         stop_before: float,
         checkpoints: Checkpoints | None,
@@ -379,7 +379,7 @@ class Hand:
         """Length of the lease that a checkpoint sets."""
         self.cancelled = Cancellation()
         self.key = f"{queue}/{message.id}"
-        self.lane = message.group if in_groups else None
+        self.lane = lane
         """Messages of one lane are worked one after the other."""
         self.fence = message.receive_count
         """The number under which side records are written."""

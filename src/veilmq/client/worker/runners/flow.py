@@ -339,8 +339,10 @@ class Flow:
         for hand in reversed(left):  # of a group the last message first
             chains.setdefault(hand.lane or hand, []).append(hand)
         pool = DaemonPool(_SETTLERS, "veilmq worker release")
-        wait([pool.submit(self._abandon, chain) for chain in chains.values()], seconds)
+        ended, _ = wait([pool.submit(self._abandon, chain) for chain in chains.values()], seconds)
         pool.shutdown()
+        for each in ended:
+            each.result()
 
     def _abandon(self, hands: Sequence[Hand]) -> None:
         for hand in hands:

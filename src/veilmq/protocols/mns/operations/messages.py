@@ -50,11 +50,11 @@ from veilmq.protocols.mns.fields import boolean, document, members, number, read
 _TYPES: Final = {"STRING": "String", "NUMBER": "Number", "BOOLEAN": "String.Boolean", "BINARY": "Binary"}
 _BOOLEAN: Final = _TYPES["BOOLEAN"]
 _WIDE_NUMBER: Final = "String.Number"
+"""A NUMBER that SQS would refuse: inf, nan, more than 38 digits."""
+_NUMBER: Final = re.compile(r"[+-]?(?:[0-9]{1,38}(?:\.[0-9]{0,38})?|\.[0-9]{1,38})(?:[eE][+-]?[0-9]{1,3})?\Z")
 _EMPTY: Final = "<!---->"
 """In the place of an empty body, which another protocol may send. Python's SDK takes an empty element for a damaged
 answer, and drops all messages of the batch, which it has leased then."""
-"""A NUMBER that SQS would refuse: inf, nan, more than 38 digits."""
-_NUMBER: Final = re.compile(r"[+-]?(?:[0-9]{1,38}(?:\.[0-9]{0,38})?|\.[0-9]{1,38})(?:[eE][+-]?[0-9]{1,3})?\Z")
 _SOURCE: Final = "DLQSourceArn"
 _ORIGIN: Final = "DLQOriginMessageId"
 SYSTEM_NAMES: Final = frozenset({"traceparent", "tracestate", "baggage", "DLQMessageType", _SOURCE, _ORIGIN})

@@ -81,9 +81,9 @@ OLD_SCHEMES: Final = (b"AWS ", b"AWS3 ", b"AWS3-HTTPS ")
 
 _ANONYMOUS: Final = "anonymous"
 _KEY_ID_CHARACTERS_MAX: Final = 128
+"""Bound of an unchecked key id, because it goes into the history."""
 _UNPRINTABLE: Final = re.compile(r"[^ -~]")
 """A claimed id is shown as SenderId, also in XML."""
-"""Bound of an unchecked key id, because it goes into the history."""
 _PARAMETERS: Final = tuple(
     b"X-Amz-" + name for name in (b"Algorithm", b"Credential", b"Signature", b"SignedHeaders", b"Date")
 )
