@@ -2,6 +2,7 @@
 
 import datetime
 import errno
+import functools
 import sys
 import threading
 import time
@@ -491,3 +492,26 @@ def test_a_lease_longer_than_max_hold_is_held_to_its_end(embedded: EmbeddedClien
         left: list[float] = []
         eventually(lambda: left)
     assert left[0] > 7 * HOUR
+
+
+async def _coroutine(job: Any) -> None:
+    job.delete()
+
+
+def _generator(job: Any) -> Any:
+    yield job
+
+
+async def _asynchronous(job: Any) -> Any:
+    yield job
+
+
+@for_each("handler", [functools.partial(lambda run, job: run(job), _coroutine), _generator, _asynchronous])
+def test_work_that_was_not_begun_is_not_done(stage: Stage, handler: Any) -> None:
+    """A decorator that hides an async handler, say: its message was deleted."""
+    stage.send("a")
+    counts = stage.work(handler, receives=1, kind="threads", retry=LATE)
+    assert counts.outcomes == {"failed": 1}
+    assert stage.queue.stats().in_flight == 1
+    stage.account.delete("work")
+    stage.queue = stage.make("work")

@@ -133,6 +133,12 @@ def test_a_crash_is_no_long_work() -> None:
     assert 1 / 90 < found.costs.crashes_per_second < 1 / 30, "a hundred in some 5,000 s of work"
 
 
+def test_a_worker_that_has_just_gone_silent_is_no_crash_yet() -> None:
+    """It may still be at work, as long as other work has taken."""
+    found = Estimate([*done(20, lambda number: 100.0), lease(99, Ended.SILENT, 0.0, age_s=31.0)])
+    assert found.costs.crashes_per_second <= Estimate(done(20, lambda number: 100.0)).costs.crashes_per_second
+
+
 def test_leases_that_run_on_count() -> None:
     """Half of the messages take an hour, and none of those is done."""
     leases = [*done(100), *(lease(500 + number, Ended.OPEN, 600) for number in range(100))]

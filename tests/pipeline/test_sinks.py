@@ -2,8 +2,9 @@
 
 import json
 import math
-from collections.abc import Callable
-from datetime import date
+import time
+from collections.abc import Callable, Sequence
+from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,12 @@ from tests.pipeline.drain_stage import Stage, left
 from tests.pipeline.stores import commit_parted
 
 import veilmq
-from veilmq.client.messages import Message
+from veilmq.client.adapters.embedded import EmbeddedAccount
+from veilmq.client.errors import ServiceError
+from veilmq.client.messages import Message, Sent, Template
 from veilmq.client.queue import Queue
+from veilmq.client.wrapping import Wrapping
+from veilmq.model.errors import VeilError
 from veilmq.pipeline.drain import drain
 from veilmq.pipeline.drain.source import QueueSource
 from veilmq.pipeline.errors import OptionInvalid, PipelineError
@@ -29,7 +34,7 @@ from veilmq.pipeline.options import read_delta_options, read_send_options
 from veilmq.pipeline.places.delta import write_parted
 from veilmq.pipeline.sinks.checking import check
 from veilmq.pipeline.sinks.delta import DeltaRefused, Written, add_files, check_place, is_committed, nulls_of
-from veilmq.pipeline.sinks.queue import check_columns, send_rows
+from veilmq.pipeline.sinks.queue import _message, _send, check_columns, send_rows
 from veilmq.testing.for_each import for_each
 
 SCHEMA = pa.schema([("n", pa.int64())])
@@ -205,6 +210,53 @@ def test_rows_that_are_no_messages_are_told(
         with pytest.raises(PipelineError, match=said):
             send_rows(iter([Row(body="b", **row)]), read_send_options({"url": stage.url(), **options}), "prefix")
         assert left(queue) == 0
+
+
+class Throttled(Wrapping):
+    """It refuses some messages once, as a cloud may refuse a request."""
+
+    def __init__(self, inner: Queue, refused: set[str]) -> None:
+        super().__init__(inner)
+        self.refused = refused
+
+    def send_batch(self, messages: Sequence[str | Message]) -> list[Sent | VeilError]:
+        answers: list[Sent | VeilError] = []
+        for message in messages:
+            assert isinstance(message, Message)
+            if message.body in self.refused:
+                self.refused.remove(message.body)
+                answers.append(ServiceError(code="RequestThrottled", status=503, request_id="", message=""))
+            else:
+                answers.append(self.inner.send(message))
+        return answers
+
+
+def test_rows_of_a_group_do_not_overtake_a_request_that_is_refused(tmp_path: Path) -> None:
+    account = EmbeddedAccount(tmp_path)
+    account.create("rows.fifo", Template(fifo=True))
+    queue = account.queue("rows.fifo")
+    able = queue.capabilities.batch_messages_max
+    bodies = [f"{number:04}" for number in range(3 * able)]
+    rows = [Message(body, group="g", deduplication_id=body) for body in bodies]
+    _send(Throttled(queue, set(bodies[:able])), rows, 30)
+    came: list[str] = []
+    while messages := queue.receive(10):
+        came += [message.body for message in messages]
+        queue.delete_batch([message.handle for message in messages])
+    account.close()
+    assert came == bodies
+
+
+def test_an_hour_that_comes_twice_makes_two_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    try:
+        local = datetime(2026, 10, 25, 2, 30)  # noqa: DTZ001 as Spark gives it
+        ids = {_message({"body": "b", "k": local.replace(fold=fold)}, "k", None).deduplication_id for fold in (0, 1)}
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert len(ids) == 2
 
 
 def test_a_stream_that_tells_all_rows_again_is_refused() -> None:

@@ -15,7 +15,8 @@ from cryptography import x509
 from veilmq.model.instant import SECOND_US
 from veilmq.model.settings.topic import RetryStrategy
 from veilmq.push import network
-from veilmq.push.endpoints import IN_FLIGHT_MAX, PAUSE_SECONDS_MAX, Health, delay_us
+from veilmq.push.endpoints import PAUSE_SECONDS_MAX, Health, delay_us
+from veilmq.push.endpoints.connections import IN_FLIGHT_MAX
 from veilmq.push.network import LOOKUPS_MAX, EndpointRefused, LocalExhaustion, Lookups, check, choose, networks, parse
 from veilmq.push.requests import CERTIFICATE_FILE, KEY_FILE, Signer, string_to_sign
 from veilmq.testing.for_each import for_each

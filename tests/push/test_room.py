@@ -19,7 +19,7 @@ from stage import CERTIFICATE_URL, NEWS, TESTER, Endpoint, Stage, until
 from veilmq.model.commands import DeleteQueue, Unsubscribe
 from veilmq.model.instant import SECOND_US
 from veilmq.model.settings.topic import NOTIFICATION_NAMESPACE, ContentFormat, RetryStrategy
-from veilmq.push.endpoints import IN_FLIGHT_MAX
+from veilmq.push.endpoints.connections import IN_FLIGHT_MAX
 from veilmq.push.room import ERROR_CHARACTERS_MAX, TIMEOUT_S
 from veilmq.push.room import IN_FLIGHT_MAX as TOTAL_MAX
 

@@ -141,6 +141,22 @@ def test_of_an_answer_only_its_status_counts(play: Any, answer: bytes) -> None:
     play(test)
 
 
+@pytest.mark.parametrize("count", [16, 17])
+def test_interim_answers_are_few(play: Any, count: int) -> None:
+    """An endpoint that sent them without end took the loop and memory."""
+
+    async def test(stage: Stage) -> None:
+        async with Endpoint(
+            b"HTTP/1.1 102 Processing\r\n\r\n" * count + b"HTTP/1.1 204 No Content\r\n\r\n"
+        ) as endpoint:
+            await stage.subscribe("s", endpoint.url)
+            await stage.publish()
+            await until(lambda: len(stage.pushes()) == 1)
+            assert (stage.pushes()[0].detail.get("error") is None) == (count == 16)
+
+    play(test)
+
+
 @pytest.mark.parametrize("tag", ["one\nx-injected: two", "a\x7f", " a"])
 def test_a_tag_that_no_header_can_bear_is_left_out(play: Any, tag: str) -> None:
     """Of an earlier release, or of another protocol."""

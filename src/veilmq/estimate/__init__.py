@@ -253,6 +253,8 @@ def _with_crashes(firsts: Sequence[Lease], slow: list[Sample]) -> tuple[list[Sam
     longest_s = max((each.alive_s for each in firsts if each.ended is Ended.DONE), default=0.0)
     # A worker that may still be at work is heard of later.
     places = [at for at, each in enumerate(firsts) if each.ended is Ended.SILENT and each.age_s >= longest_s]
+    if not places:
+        return slow, 0
     samples = [each for each, lease in zip(slow, firsts, strict=True) if lease.ended is not Ended.SILENT]
     for _ in range(_PLACINGS):
         crashing = _Crashing(Curve(samples), len(places) / max(sum(each.seconds for each in samples), 1e-9))

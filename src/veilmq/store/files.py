@@ -142,8 +142,7 @@ def replace_directory(beside: Path, place: Path) -> None:
 def made_beside(place: Path) -> Iterator[Path]:
     """A new directory, mode 0700, that takes the name `place` durably when the body ends; if it fails, nothing is
     left. `place` is missing, or an empty directory (a link to one, too), and no mount point. Raises OSError."""
-    place = place.resolve()
-    beside = place.with_name(f".{place.name}.part")
+    beside = (place := place.resolve()).with_name(f".{place.name}.part")
     shutil.rmtree(beside, ignore_errors=True)  # of a process that died
     beside.mkdir(mode=0o700)
     try:

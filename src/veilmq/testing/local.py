@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,8 +35,12 @@ START_SECONDS: Final = 60
 STOP_SECONDS: Final = 60
 PORTS: Final = ("sqs", "azure", "mns", "admin")
 _LOOK_SECONDS: Final = 0.01
-VEILMQ: Final = (sys.executable, "-m", "veilmq")
-"""The command `veilmq` of the Python that runs the tests, whether or not its script is installed."""
+_GONE: Final = 404
+VEILMQ: Final = (sys.executable, "-P", "-m", "veilmq")
+"""The command `veilmq` of the Python that runs the tests, whether or not its script is installed. -P: modules of the
+current directory, such as a project's own queue.py, must not hide Python's."""
+_DIRECTLY: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""The server is on this machine: no proxy of the environment gets the request, and its token."""
 
 
 class ServerProcess:
@@ -186,7 +191,11 @@ class LocalServer:
                 page = self._ask("GET", f"/api/v1/{noun}?account=*")
                 for each in page[noun]:
                     name = quote(each["name"], safe="")
-                    self._ask("DELETE", f"/api/v1/{noun}/{each['account']}/{each['region']}/{name}")
+                    try:
+                        self._ask("DELETE", f"/api/v1/{noun}/{each['account']}/{each['region']}/{name}")
+                    except urllib.error.HTTPError as error:
+                        if error.code != _GONE:  # the program under test may delete it, too
+                            raise
                 more = page["more"]
 
     def disconnect(self) -> None:
@@ -219,6 +228,10 @@ class LocalServer:
             {"Authorization": f"Bearer {token}"},
             method=method,
         )
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
-            found: dict[str, Any] = json.load(answer)
+        try:
+            with _DIRECTLY.open(request, timeout=_TIMEOUT_S) as answer:
+                found: dict[str, Any] = json.load(answer)
+        except urllib.error.HTTPError as error:
+            error.msg += f": {error.read().decode(errors='replace')}"
+            raise
         return found

@@ -286,15 +286,15 @@ class Loop:
         import pandas as pd
 
         learnt = self.cells()
-        self._forget(state, learnt)
-        if learnt.empty:
-            return 0, 0, 0
+        before: Any = tables.load(self.timeouts).to_pandas() if self.timeouts.exists() else None
+        rows_before = 0 if before is None else len(before)
         gone = {_queue(name) for name in state.deleted}
+        self._forget(state, learnt, before)
+        if learnt.empty and before is None:
+            return 0, 0, 0
         cells = timeouts.without_deleted(learnt, gone)
         left_out = len(gone & set(learnt[list(timeouts.QUEUE)].itertuples(index=False, name=None)))
         group = list(buckets.GROUP)
-        before: Any = tables.load(self.timeouts).to_pandas() if self.timeouts.exists() else None
-        rows_before = 0 if before is None else len(before)
         before = None if before is None else timeouts.without_deleted(before, gone)
         known = set() if before is None else {_key(row) for row in before[group].itertuples(index=False, name=None)}
         found = [(_key(key), rows) for key, rows in cells.groupby(group, dropna=False)]
@@ -323,9 +323,11 @@ class Loop:
         state.unplanned = {_name(key): fresh[key] for key, _ in found if key not in grown and fresh[key]}
         return len(grown), len(found), left_out
 
-    def _forget(self, state: _State, learnt: Any) -> None:
-        """The state names only queues of which leases are kept."""
+    def _forget(self, state: _State, learnt: Any, planned: Any) -> None:
+        """The state names only queues of which leases are kept, or recommendations."""
         names = set(learnt[list(timeouts.QUEUE)].itertuples(index=False, name=None))
+        if planned is not None:
+            names |= set(planned[list(timeouts.QUEUE)].itertuples(index=False, name=None))
         left = self._left(state)
         if left is not None:
             waiting = tables.load(left).select(list(timeouts.QUEUE)).group_by(list(timeouts.QUEUE)).aggregate([])

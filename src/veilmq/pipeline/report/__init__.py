@@ -438,7 +438,11 @@ def _places(rows: Any, remarks: dict[str, float]) -> tuple[list[list[str]], int]
     rows = rows.sort_values("timeout_s").reset_index(drop=True)
     near = {word: int((rows.timeout_s - each).abs().idxmin()) for word, each in remarks.items()}
     start = list(near.values())[-1]
-    known = {word: at for word, at in near.items() if abs(rows.timeout_s[at] / remarks[word] - 1) < _PLACE_NEAR}
+    known = {
+        word: at
+        for word, at in near.items()
+        if remarks[word] and abs(rows.timeout_s[at] / remarks[word] - 1) < _PLACE_NEAR
+    }
     step = -(-len(rows) // _PLACES_MAX)
     kept = sorted({*range(0, len(rows), step), start, *known.values()})
     places = []

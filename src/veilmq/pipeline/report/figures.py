@@ -244,6 +244,7 @@ def _point(panel: Any, x: float, y: float, color: str, text: str, *, up: float =
     y = max(float(y), 1e-4)
     panel.plot([x], [y], "o", color=color, markersize=7, markeredgecolor=SURFACE, markeredgewidth=1.5, zorder=5)
     low, high = panel.get_xlim()
+    x = max(float(x), low)  # a lease of 0 s has no place on the scale
     left = left or log(x / low) > _ROOM * log(high / low)
     name = panel.annotate(text, (x, y), xytext=(-8 if left else 7, up), textcoords="offset points", fontsize=8.5,
                           color=color, fontweight="bold", zorder=6, ha="right" if left else "left",

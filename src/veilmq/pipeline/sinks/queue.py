@@ -20,6 +20,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import types
@@ -127,7 +128,7 @@ def send_rows(rows: Iterator[Any], options: SendOptions, prefix: str) -> int:
 def _message(row: Any, key: str | None, place: str | None) -> Message:
     given = {name: row[name] for name in COLUMNS if name in row and row[name] is not None}
     if key is not None and row[key] is not None:
-        given["deduplication_id"] = hashlib.sha256(str(row[key]).encode()).hexdigest()
+        given["deduplication_id"] = hashlib.sha256(_text_of(row[key]).encode()).hexdigest()
     elif place is not None:
         given.setdefault("deduplication_id", hashlib.sha256(place.encode()).hexdigest())
     if "body" not in given:
@@ -135,6 +136,11 @@ def _message(row: Any, key: str | None, place: str | None) -> Message:
     for name in _NUMBERS & given.keys():
         given[name] = _number(name, given[name])
     return Message(**given)
+
+
+def _text_of(value: Any) -> str:
+    """A key. Spark gives a timestamp in the local zone, where an hour comes twice when the clock goes back."""
+    return value.astimezone(UTC).isoformat() if isinstance(value, datetime) else str(value)
 
 
 def _number(name: str, value: Any) -> float:
@@ -147,6 +153,14 @@ def _number(name: str, value: Any) -> float:
 
 
 def _send(queue: Queue, messages: list[Message], patience: float) -> None:
+    """Send all. To a FIFO queue one request after the other: rows of a group must not overtake one that is refused."""
+    able = queue.capabilities
+    size = able.batch_messages_max if able.native_fifo else max(1, len(messages))
+    for at in range(0, len(messages), size):
+        _send_together(queue, messages[at : at + size], patience)
+
+
+def _send_together(queue: Queue, messages: list[Message], patience: float) -> None:
     end = SYSTEM.monotonic() + patience
     left = messages
     pause = _PAUSE_SECONDS

@@ -174,7 +174,9 @@ def compared(rows: Any, wanted: Wanted, given: "Costs | None" = None) -> list[di
         return [names | {"under": "today", "note": f"{finished} finished attempts: {_MESSAGES_MIN} are needed"}]
     facts = Facts(rows, lambda sample: rated(sample, given).crashes_per_second)
     most = None if first["receives_max"] != first["receives_max"] else int(first["receives_max"])
-    today = Setting(facts.lease_s, facts.lease_s * facts.renewed_share, facts.workers, most)
+    with np.errstate(invalid="ignore"):  # a lease of 0 s that was never extended
+        extend_s = np.where(np.isfinite(facts.renewed_share), facts.lease_s * facts.renewed_share, np.inf)
+    today = Setting(facts.lease_s, extend_s, facts.workers, most)
     timeouts = facts.lease_s if wanted.timeout_s is None else np.full(facts.messages, wanted.timeout_s)
     for kind, seconds in wanted.by_type_s.items():
         timeouts = np.where(facts.types[facts.type_of] == kind, seconds, timeouts)

@@ -21,7 +21,7 @@ import logging
 import math
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from enum import StrEnum
 from numbers import Real
@@ -320,8 +320,12 @@ def of_error(error: BaseException) -> Result:
 def of_return(jobs: Sequence[JobView], value: Any, batch: bool) -> list[Result]:
     """The results of a handler that returned. `value` of a batch handler names the failed messages, as jobs or ids.
 
-    Raises TypeError if it names anything else.
+    Raises TypeError if it names anything else, or is work that was not done: a coroutine, or a generator.
     """
+    if isinstance(value, Coroutine):
+        value.close()
+    if isinstance(value, Awaitable | AsyncIterator) or (not batch and isinstance(value, Generator)):
+        raise TypeError(f"the handler returned a {type(value).__name__} and did nothing: use an async def handler")
     if not batch:
         return [Result(Verdict.DONE, value)]
     if value is None:
