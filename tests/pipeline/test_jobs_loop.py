@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
@@ -23,7 +24,7 @@ from veilmq.pipeline.events.export import ExportTaken
 from veilmq.pipeline.events.reading import ParquetHistory
 from veilmq.pipeline.jobs.attempts import attempts
 from veilmq.pipeline.jobs.helped import changes, helped, hours, reason
-from veilmq.pipeline.loop import Loop, LoopTaken, Ran
+from veilmq.pipeline.loop import Loop, LoopTaken, Ran, _State
 
 NOW = 1_767_312_000.0
 HOURS = 3_600.0
@@ -103,6 +104,17 @@ def half(first_half: Half) -> Iterator[Half]:
     loop = first_half.stage.loop
     yield first_half
     first_half.stage.loop = loop
+
+
+def test_a_queue_that_was_deleted_after_its_data_aged_out_has_no_plan(half: Half) -> None:
+    """Else its plan was published again and again, and refused."""
+    stage = half.stage
+    state = msgspec.json.decode((stage.directory / "state.json").read_bytes(), type=_State)
+    state.deleted = {"/".join(queue) for queue in stage.loop.plans()}
+    assert state.deleted
+    shutil.rmtree(stage.directory / "cells")
+    stage.loop._plan(stage.spark, state, None, lambda: None)
+    assert stage.loop.plans() == {}
 
 
 def test_a_table_of_an_earlier_release_gets_the_new_columns(half: Half) -> None:
