@@ -256,3 +256,9 @@ class TestCrashRate:
 
     def test_many_are_told_at_once(self) -> None:
         assert np.all(np.diff(crash_rate(np.arange(20), 1e4, 1e-3)) > 0)
+
+
+def test_no_timeout_is_longer_than_a_queue_takes() -> None:
+    """SQS takes 12 hours at most; the buckets' bounds do not fall there."""
+    best, is_longest = best_timeout(np.ones(len(BOUNDS)), Costs(crashes_per_second=1e-9), 43_200)
+    assert (best <= 43_200, bool(is_longest)) == (True, True)

@@ -81,6 +81,7 @@ class TestAddresses:
             "http://",
             "http://u:p@h/",
             "http://h:99999/",
+            "http://h:0/",
             "http://h/ x",
             "http://h/\u00e9",
             "http://" + "h" * 3000,

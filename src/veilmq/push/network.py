@@ -68,6 +68,8 @@ def parse(url: str) -> tuple[str, int, bool, str, str]:
         port = parts.port
     except ValueError:
         raise EndpointRefused("the URL has no valid host and port") from None
+    if port == 0:
+        raise EndpointRefused("the URL names port 0, where nobody can listen")
     if parts.scheme not in {"http", "https"} or not parts.hostname or "@" in parts.netloc:
         raise EndpointRefused("the URL must be http or https, with a host and without a user")
     secure = parts.scheme == "https"

@@ -195,7 +195,7 @@ def _serve_metrics(address: str) -> PrometheusMeter:
         meter = PrometheusMeter()
         from prometheus_client import start_http_server
 
-        start_http_server(int(port), host or "127.0.0.1")
+        start_http_server(int(port), host.strip("[]") or "127.0.0.1")
     except CapabilityMissing as error:
         raise Failure(Exit.USAGE, f"--metrics: {error}") from None
     except (OSError, UnicodeError) as error:  # no machine can have a name that IDNA refuses

@@ -124,7 +124,7 @@ def best_timeout(alive: Any, costs: "Costs", longest_s: float, *, near: float = 
     usable = BOUNDS[bucket_of(TIMEOUT_SHORTEST_S) : bucket_of(longest_s) + 1]
     cost = timeout_price(alive, costs.crashes_per_second, usable).cost(costs)
     best = int(np.flatnonzero(cost <= near * cost.min())[0])
-    return float(usable[best]), best >= len(usable) - 2
+    return min(float(usable[best]), LEASE_LONGEST_S), best >= len(usable) - 2
 
 
 def plan(alive: Any, costs: "Costs", margins: Sequence[float] | None = None) -> "Schedule":
