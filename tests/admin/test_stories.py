@@ -628,6 +628,8 @@ def event(kind: str, at: int, **fields: Any) -> EventRecord:
 
 
 SENT: Final = event("sent", 0)
+PUSHING: Final = event("received", 2, attempt=1, detail={"lease_us": 30_000_000})
+"""The server itself receives what it pushes."""
 SHORT: Final = [
     (
         "damaged",
@@ -637,8 +639,39 @@ SHORT: Final = [
     ),
     (
         "pushed",
-        [SENT, event("pushed", 3, detail={"status": 500}), event("pushed", 5)],
-        "Pushed twice, last at 10:00:05.",
+        [
+            SENT,
+            PUSHING,
+            event("pushed", 3, attempt=1, detail={"status": 500}),
+            event("pushed", 5, detail={"status": 204}),
+            event("deleted", 5, attempt=1),
+        ],
+        "Pushed to its endpoint at 10:00:05, at the 2nd attempt.",
+    ),
+    (
+        "pushed",
+        [SENT, PUSHING, event("pushed", 3, attempt=1, detail={"status": 500})],
+        "Not delivered yet: pushed once, last at 10:00:03 (status 500). It is tried again.",
+    ),
+    (
+        "pushed",
+        [
+            SENT,
+            PUSHING,
+            event("pushed", 3, attempt=1, detail={"status": 0, "error": "refused"}),
+            event("deleted", 4, attempt=1),
+        ],
+        "Not delivered: pushed once, last at 10:00:03 (refused). It was deleted at 10:00:04.",
+    ),
+    (
+        "pushed",
+        [
+            SENT,
+            PUSHING,
+            event("pushed", 3, attempt=1, detail={"status": 500}),
+            event("dead_lettered", 4, attempt=1, detail={"target_queue": "dead", "receives": 0}),
+        ],
+        "Not delivered: pushed once, last at 10:00:03 (status 500). It went to dead at 10:00:04.",
     ),
     (
         "deleted",

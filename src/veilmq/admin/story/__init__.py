@@ -383,12 +383,24 @@ def _says_taken_back(life: Life) -> str:
     )
 
 
+def _is_of_pushes(life: Life) -> bool:
+    """Whether nothing came after its pushes: the server itself received it for each of them."""
+    if not life.pushes:
+        return False
+    return not life.leases or life.leases[-1].began <= life.pushes[-1].at
+
+
 def _says_pushed(life: Life) -> str:
-    at, result = life.pushes[-1]
-    return (
-        f"Pushed {times(len(life.pushes))}, last at {_at(life, at)}{f' ({result})' if result else ''}."
-        f"{f' {_ENDS[life.end]} at {_at(life, life.ended)}.' if life.end else ''}"
-    )
+    last, often = life.pushes[-1], times(len(life.pushes))
+    if not last.failure:
+        tries = "" if len(life.pushes) == 1 else f", at the {_nth(len(life.pushes))} attempt"
+        return f"Pushed to its endpoint at {_at(life, last.at)}{tries}."
+    failed = f"pushed {often}, last at {_at(life, last.at)} ({last.failure})"
+    if life.moves and life.moves[-1].at >= last.at:
+        return f"Not delivered: {failed}. It went to {life.moves[-1].target} at {_at(life, life.moves[-1].at)}."
+    if life.end:
+        return f"Not delivered: {failed}. {_ENDS[life.end]} at {_at(life, life.ended)}."
+    return f"Not delivered yet: {failed}. It is tried again."
 
 
 def _says_deleted(life: Life) -> str:
@@ -415,6 +427,7 @@ def _is_later(life: Life, instant: Instant | None) -> bool:
 RULES: Final = (
     Rule("damaged", lambda life: life.quarantined is not None, _says_damaged),
     Rule("processed_again", _worked_twice, _says_worked_twice),
+    Rule("pushed", _is_of_pushes, _says_pushed),
     Rule("moved", lambda life: bool(life.moves) and life.moves[-1].how == "moved", _says_moved),
     Rule("dead_letter", lambda life: bool(life.moves), _says_dead),
     Rule("purged", _ends("purged", "queue_deleted"), _says_purged),
@@ -431,7 +444,6 @@ RULES: Final = (
     Rule("processed_after_failures", _done_after("failed"), _says_after_failures),
     Rule("processed_after_release", _done_after("released", "undelivered"), _says_after_release),
     Rule("processed", lambda life: _deleter(life) is not None, _says_done),
-    Rule("pushed", lambda life: bool(life.pushes), _says_pushed),
     Rule("taken_back", lambda life: life.end == "deleted" and not life.leases and life.is_complete, _says_taken_back),
     Rule("deleted", lambda life: bool(life.end), _says_deleted),
     Rule("being_processed_again", _working_twice, _says_working_twice),

@@ -96,6 +96,21 @@ class Move(msgspec.Struct):
     error: str = ""
 
 
+class Push(msgspec.Struct):
+    """One attempt to push it to a subscription's endpoint."""
+
+    at: Instant
+    failure: str
+    """Why it was not delivered; empty: it was."""
+
+
+def _failure_of(detail: Mapping[str, Any]) -> str:
+    status = int(detail.get("status") or 0)
+    if detail.get("error"):
+        return str(detail["error"])
+    return "" if 200 <= status < 300 else f"status {status}"
+
+
 class Life(msgspec.Struct):
     """Everything that a trace says of one message."""
 
@@ -113,7 +128,7 @@ class Life(msgspec.Struct):
     leases: list[Lease] = msgspec.field(default_factory=list)
     moves: list[Move] = msgspec.field(default_factory=list)
     absorbed: list[Instant] = msgspec.field(default_factory=list)
-    pushes: list[tuple[Instant, str]] = msgspec.field(default_factory=list)
+    pushes: list[Push] = msgspec.field(default_factory=list)
     """Each attempt to push, and its result."""
     peeks: list[tuple[Instant, str]] = msgspec.field(default_factory=list)
     rescheduled: Instant | None = None
@@ -229,7 +244,7 @@ def _take_end(life: Life, lease: Lease | None, event: EventRecord) -> None:
     elif kind == "duplicate_absorbed":
         life.absorbed.append(at)
     elif kind == "pushed":
-        life.pushes.append((at, str(detail.get("result", ""))))
+        life.pushes.append(Push(at, _failure_of(detail)))
     elif kind == "peeked":
         life.peeks.append((at, label(event)))
     elif kind == "quarantined":
