@@ -671,7 +671,7 @@ SHORT: Final = [
             event("pushed", 3, attempt=1, detail={"status": 500}),
             event("dead_lettered", 4, attempt=1, detail={"target_queue": "dead", "receives": 0}),
         ],
-        "Not delivered: pushed once, last at 10:00:03 (status 500). It went to dead at 10:00:04.",
+        "Not delivered: pushed once, last at 10:00:03 (status 500). It went to dead at 10:00:04. It waits in dead.",
     ),
     (
         "deleted",

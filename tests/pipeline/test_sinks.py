@@ -2,9 +2,8 @@
 
 import json
 import math
-import time
 from collections.abc import Callable, Sequence
-from datetime import date, datetime
+from datetime import date
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,7 @@ from veilmq.pipeline.options import read_delta_options, read_send_options
 from veilmq.pipeline.places.delta import write_parted
 from veilmq.pipeline.sinks.checking import check
 from veilmq.pipeline.sinks.delta import DeltaRefused, Written, add_files, check_place, is_committed, nulls_of
-from veilmq.pipeline.sinks.queue import _message, _send, check_columns, send_rows
+from veilmq.pipeline.sinks.queue import _send, check_columns, send_rows
 from veilmq.testing.for_each import for_each
 
 SCHEMA = pa.schema([("n", pa.int64())])
@@ -245,18 +244,6 @@ def test_rows_of_a_group_do_not_overtake_a_request_that_is_refused(tmp_path: Pat
         queue.delete_batch([message.handle for message in messages])
     account.close()
     assert came == bodies
-
-
-def test_an_hour_that_comes_twice_makes_two_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TZ", "Europe/Berlin")
-    time.tzset()
-    try:
-        local = datetime(2026, 10, 25, 2, 30)  # noqa: DTZ001 as Spark gives it
-        ids = {_message({"body": "b", "k": local.replace(fold=fold)}, "k", None).deduplication_id for fold in (0, 1)}
-    finally:
-        monkeypatch.undo()
-        time.tzset()
-    assert len(ids) == 2
 
 
 def test_a_stream_that_tells_all_rows_again_is_refused() -> None:

@@ -184,12 +184,17 @@ def test_a_place_that_lost_its_snapshots_gets_another(
     """Its disk is not mounted, or somebody emptied it."""
     factory, jobs = factory_of(stage), stage.create()
     factory.ship(stage.store)
-    shutil.rmtree(tmp_path / "place")
+    (tmp_path / "place").rename(tmp_path / "mounted")
     stage.reopen()
     stage.send(jobs, "after")
     expected = factory.ship(stage.store)
     assert factory.restored(tmp_path / "new") == expected
-    assert "place has no snapshot any more (is it mounted?)" in caplog.text
+    assert "place lacks the last snapshot (is it mounted?)" in caplog.text
+    shutil.rmtree(tmp_path / "place")
+    (tmp_path / "mounted").rename(tmp_path / "place")
+    stage.reopen()
+    expected = factory.ship(stage.store)
+    assert factory.restored(tmp_path / "again") == expected, "the old snapshot is there, and not what follows"
 
 
 def test_what_a_kill_left_in_the_redo_log_has_its_instant(stage: Stage, tmp_path: Path) -> None:

@@ -385,7 +385,7 @@ def _says_taken_back(life: Life) -> str:
 
 def _is_of_pushes(life: Life) -> bool:
     """Whether nothing came after its pushes: the server itself received it for each of them."""
-    if not life.pushes:
+    if not life.pushes or (life.moves and life.moves[-1].how == "moved"):
         return False
     return not life.leases or life.leases[-1].began <= life.pushes[-1].at
 
@@ -397,7 +397,8 @@ def _says_pushed(life: Life) -> str:
         return f"Pushed to its endpoint at {_at(life, last.at)}{tries}."
     failed = f"pushed {often}, last at {_at(life, last.at)} ({last.failure})"
     if life.moves and life.moves[-1].at >= last.at:
-        return f"Not delivered: {failed}. It went to {life.moves[-1].target} at {_at(life, life.moves[-1].at)}."
+        went = f"It went to {life.moves[-1].target} at {_at(life, life.moves[-1].at)}."
+        return f"Not delivered: {failed}. {went}{_where_now(life)}"
     if life.end:
         return f"Not delivered: {failed}. {_ENDS[life.end]} at {_at(life, life.ended)}."
     return f"Not delivered yet: {failed}. It is tried again."

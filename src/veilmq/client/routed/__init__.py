@@ -330,10 +330,12 @@ class RoutedQueue(Closing):
         first = next(self._turn) % len(self._routes)
         return self._routes[first:] + self._routes[:first]
 
-    def home(self, handle: str) -> Queue | None:
-        """The queue that a message came from; None: it is of none of these."""
-        found = self._queue_for(handle)
-        return None if isinstance(found, VeilError) else found
+    def home(self, handle: str) -> tuple[Queue, str] | None:
+        """The queue that a message came from, and its handle there; None: it is of none of these."""
+        try:
+            return self._split(handle)
+        except VeilError:
+            return None
 
     def _split(self, handle: Any) -> tuple[Queue, str]:
         name, separator, inner = checks.handle(handle).partition(_SEPARATOR)

@@ -244,11 +244,20 @@ def lane_of(queue: Queue, message: Received) -> str | None:
     if message.group is None or queue.capabilities.native_fifo:
         return message.group
     inside = innermost(queue)
-    if isinstance(inside, RoutedQueue) and not handles_of(queue):
-        home = inside.home(message.handle)
-        lane = None if home is None else lane_of(home, message)
-        return None if home is None or lane is None else f"{home.name} {lane}"
-    return None
+    if not isinstance(inside, RoutedQueue):
+        return None
+    found = None if handles_of(queue) else inside.home(message.handle)
+    if found is None:  # it may be of any of them
+        return message.group if _is_fifo(inside) else None
+    home, handle = found
+    lane = lane_of(home, msgspec.structs.replace(message, handle=handle))
+    return None if lane is None else f"{home.name} {lane}"
+
+
+def _is_fifo(queue: Queue) -> bool:
+    """Whether the queue is FIFO, or one of several is."""
+    inside = innermost(queue)
+    return queue.capabilities.native_fifo or (isinstance(inside, RoutedQueue) and any(map(_is_fifo, inside.queues)))
 
 
 def _changing_bodies(queue: Queue) -> str | None:

@@ -20,7 +20,6 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import types
@@ -128,7 +127,7 @@ def send_rows(rows: Iterator[Any], options: SendOptions, prefix: str) -> int:
 def _message(row: Any, key: str | None, place: str | None) -> Message:
     given = {name: row[name] for name in COLUMNS if name in row and row[name] is not None}
     if key is not None and row[key] is not None:
-        given["deduplication_id"] = hashlib.sha256(_text_of(row[key]).encode()).hexdigest()
+        given["deduplication_id"] = hashlib.sha256(str(row[key]).encode()).hexdigest()
     elif place is not None:
         given.setdefault("deduplication_id", hashlib.sha256(place.encode()).hexdigest())
     if "body" not in given:
@@ -136,11 +135,6 @@ def _message(row: Any, key: str | None, place: str | None) -> Message:
     for name in _NUMBERS & given.keys():
         given[name] = _number(name, given[name])
     return Message(**given)
-
-
-def _text_of(value: Any) -> str:
-    """A key. Spark gives a timestamp in the local zone, where an hour comes twice when the clock goes back."""
-    return value.astimezone(UTC).isoformat() if isinstance(value, datetime) else str(value)
 
 
 def _number(name: str, value: Any) -> float:

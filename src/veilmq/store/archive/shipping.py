@@ -81,6 +81,8 @@ class State(msgspec.Struct):
     """The last record that is there."""
     snapshot: int = 0
     """Epoch of the last snapshot."""
+    folder: str = ""
+    """Where that is."""
     bytes: int = 0
     segments: int = 0
     """What came since."""
@@ -158,6 +160,7 @@ class Archive:
         same = (state.lineage, state.url) == (lineage, self._url)
         if found is not None and same and self._holds(found, state.end):
             self.epoch, self._state = found.epoch, state
+            self._closed_bytes = sum(path.stat().st_size for path in self._folder.glob("spool-*"))
             return found
         for left in self._folder.glob("spool-*"):
             left.unlink()
@@ -277,6 +280,8 @@ class Archive:
     def step(self) -> None:
         """Upload what was acknowledged, and a snapshot if one is due. Raises PlaceFailed, DatabaseFailed, Diverged,
         StoreError, OSError."""
+        if self._failed:  # also while the place cannot be reached
+            self._begin_anew()
         if self._looked_at is None:
             self._look_for_records()
         if self._looked_at is None or perf_counter() - self._looked_at >= _LOOK_SECONDS:
@@ -304,10 +309,12 @@ class Archive:
             self.epoch, self._failed = max(each.epoch for each in beyond), True
 
     def _look_for_snapshots(self) -> None:
-        """Have one written if the place lost those of this epoch. Raises PlaceFailed."""
-        if self._state.snapshot == self.epoch and not snapshots(self._place, self._state.lineage):
-            log.warning("%s has no snapshot any more (is it mounted?): a new one is written", self._url)
-            self._state.snapshot = 0
+        """Have one written if the place lost the last one, or is another place. Raises PlaceFailed."""
+        if self._state.snapshot == self.epoch:
+            folders = {folder for folder, _ in snapshots(self._place, self._state.lineage)}
+            if not folders or (self._state.folder and self._state.folder not in folders):
+                log.warning("%s lacks the last snapshot (is it mounted?): a new one is written", self._url)
+                self._state.snapshot = 0
         self._looked_at = perf_counter()
 
     def _ship(self) -> None:
@@ -332,7 +339,7 @@ class Archive:
                 self._save()
             path.unlink()
         with self._gate:
-            if self._file is None or not self._size:
+            if (self._file is None or not self._size) and not self._closed_bytes:
                 self._waiting_since = None
             elif self._waiting_since is not None and waiting:
                 self._waiting_since = max(self._waiting_since, began)
@@ -384,7 +391,7 @@ class Archive:
             point = self._copying(self._database, copy, self._go_on)
             if point.position.epoch != self.epoch:
                 return  # its first record was not in the tables yet
-            upload(
+            state.folder, _ = upload(
                 self._place, state.lineage, copy, point, state_format=0,
                 pace=lambda size: self._go_on(size / BYTES_PER_SECOND),
             )  # fmt: skip

@@ -17,11 +17,12 @@ message, in threads and child processes alike. `of_error` and `of_return` serve 
 
 import asyncio
 import contextvars
+import inspect
 import logging
 import math
 import threading
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from enum import StrEnum
 from numbers import Real
@@ -322,9 +323,10 @@ def of_return(jobs: Sequence[JobView], value: Any, batch: bool) -> list[Result]:
 
     Raises TypeError if it names anything else, or is work that was not done: a coroutine, or a generator.
     """
-    if isinstance(value, Coroutine):
+    is_waited_for = inspect.iscoroutine(value) or (asyncio.isfuture(value) and not value.done())
+    if inspect.iscoroutine(value):
         value.close()
-    if isinstance(value, Awaitable | AsyncIterator) or (not batch and isinstance(value, Generator)):
+    if is_waited_for or inspect.isasyncgen(value) or (not batch and inspect.isgenerator(value)):
         raise TypeError(f"the handler returned a {type(value).__name__} and did nothing: use an async def handler")
     if not batch:
         return [Result(Verdict.DONE, value)]

@@ -342,7 +342,8 @@ class Flow:
         ended, _ = wait([pool.submit(self._abandon, chain) for chain in chains.values()], seconds)
         pool.shutdown()
         for each in ended:
-            each.result()
+            if (error := each.exception()) is not None:
+                log.error("a worker's own fault: messages come back when their leases end", exc_info=error)
 
     def _abandon(self, hands: Sequence[Hand]) -> None:
         for hand in hands:
