@@ -114,7 +114,7 @@ def test_another_server_without_faults_keeps_its_promises() -> None:
     """Azurite: nothing here is ours but the clients and the checker."""
     with azurite("queue") as url:
         endpoint = f"{url.replace('http', 'azure', 1)}/devstoreaccount1/?tls=0"
-        process = verifying("--endpoint", endpoint, "--minutes", "0.04", "--json")
+        process = verifying("--endpoint", endpoint, "--minutes", "0.1", "--json")
         told = json.loads(process.communicate(timeout=WAIT_S)[0])
     assert (process.returncode, told["stories"], told["undrained"]) == (0, [], "")
     assert all(told["calls"][kind]["ok"] for kind in ("send", "receive", "extend", "delete"))
