@@ -11,7 +11,7 @@ from stage import NEWS, TESTER, Endpoint, Stage, until
 
 from veilmq.model.commands import Publish, Unsubscribe
 from veilmq.model.settings.topic import RetryStrategy
-from veilmq.push import endpoints
+from veilmq.push.endpoints import connections
 
 LARGE = "x" * 1_000_000
 """More than what the system takes for an endpoint that reads nothing, if both buffers are small."""
@@ -95,7 +95,7 @@ def test_who_does_not_read_has_no_connection_left(play: Any, answer: bytes) -> N
 
 
 def test_a_status_that_came_in_time_counts(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoints, "_REST_S", 3.0)
+    monkeypatch.setattr(connections, "_REST_S", 3.0)
 
     async def test(stage: Stage) -> None:
         async with Unread(ANSWER) as endpoint:
