@@ -332,11 +332,13 @@ def test_a_place_that_fails_costs_nothing_but_lag(
     assert (factory.archive.lag_s, factory.archive.trouble) == (0, "")
 
 
+@pytest.mark.parametrize("file_bytes", [8_000, 1 << 20], ids=["many files", "one file"])
 def test_a_spool_is_bounded_while_its_place_fails(
-    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file_bytes: int
 ) -> None:
     """Beyond the bound it begins anew, with a snapshot when the place answers; also where it answers too slowly."""
     monkeypatch.setattr(shipping, "SPOOL_BYTES_MAX", 32_768)
+    monkeypatch.setattr(shipping, "_FILE_BYTES", file_bytes)
     factory, jobs = factory_of(stage), stage.create()
     factory.ship(stage.store)
     place = tmp_path / "place"

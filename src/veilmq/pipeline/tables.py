@@ -96,14 +96,12 @@ def write(frame: "DataFrame", place: Place | str, kind: str = "parquet") -> None
     frame.write.mode("overwrite").parquet(f"file:{beside}" if beside.is_absolute() else str(beside))
     if kind == "delta":
         import pyarrow.dataset
-        from deltalake import DeltaTable, write_deltalake
+        from deltalake import write_deltalake
 
         rows = pyarrow.dataset.dataset(beside, format="parquet", exclude_invalid_files=True)
         write_deltalake(str(place), rows.scanner().to_reader(), mode="overwrite", schema_mode="overwrite")
         shutil.rmtree(beside)
-        # Each replacement leaves the files of the previous version.
-        sync_tree(place)
-        DeltaTable(str(place)).vacuum(VACUUM_HOURS_DEFAULT, dry_run=False)
+        vacuum(place)  # each replacement leaves the files of the previous version
         return
     replace_directory(beside, place)
 

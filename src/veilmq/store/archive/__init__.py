@@ -20,7 +20,7 @@ instant, and the records of that snapshot's lineage and epoch that come after it
 import secrets
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from hashlib import sha256
 from importlib import import_module
@@ -345,15 +345,21 @@ def frames(content: bytes) -> Iterator[Entry]:
 
 def keep(place: Place, lineage: str, content: bytes) -> Position:
     """Write records of one epoch, as `frame` makes them; returns the last one. Raises PlaceFailed."""
-    *_, last = frames(content)
-    place.write(f"{lineage}/{RECORDS}/{name_of(content)}", zlib.compress(content, 1))
+    entries = list(frames(content))
+    last = entries[-1]
+    place.write(f"{lineage}/{RECORDS}/{_of(entries).name}", zlib.compress(content, 1))
     return Position(last.lsn, last.epoch, checksum(last.record))
 
 
 def name_of(content: bytes) -> str:
-    """Of the segment with these records; empty if there are none."""
+    """The name of the segment with these records; empty if there are none."""
     entries = list(frames(content))
-    return Segment(entries[0].epoch, entries[0].lsn, entries[-1].lsn).name if entries else ""
+    return _of(entries).name if entries else ""
+
+
+def _of(entries: Sequence[Entry]) -> Segment:
+    """The segment with these records."""
+    return Segment(entries[0].epoch, entries[0].lsn, entries[-1].lsn)
 
 
 def _order(held: Held) -> tuple[int, int, int]:

@@ -61,7 +61,7 @@ _FILE_BYTES: Final = 16 << 20
 _LAST_SECONDS: Final = 10.0
 """How long a stopping server waits until the last records are uploaded."""
 _LOOK_SECONDS: Final = 3_600.0
-"""How often it is looked whether the place still has a snapshot."""
+"""How often to check that the place still has the last snapshot."""
 _FOLDER: Final = "archive"
 """In the data directory."""
 _STATE: Final = "state.json"
@@ -222,8 +222,7 @@ class Archive:
         with self._gate:
             self._taken = self._size
             if self._file is not None and self._size >= _FILE_BYTES:
-                os.close(self._file)
-                self._file = None
+                self._close_file()
                 self._closed_bytes += self._size
         if self._waiting_since is None:
             self._waiting_since = perf_counter()
@@ -249,9 +248,7 @@ class Archive:
             self._thread.join(_LAST_SECONDS)
         if self._thread.is_alive():
             log.warning("the last changes are not in the archive yet: the next start uploads them")
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+        self._close_file()
 
     def _run(self) -> None:
         self._try_step()
@@ -305,7 +302,7 @@ class Archive:
             if each.epoch > self.epoch or (each.epoch == self.epoch and each.last > known and each.name not in waiting)
         ]
         if beyond:
-            log.warning("the archive has changes that this directory lacks, as after a power cut: it begins anew")
+            log.warning("the archive has changes that this directory lacks, as after a power cut: a new epoch begins")
             self.epoch, self._failed = max(each.epoch for each in beyond), True
 
     def _look_for_snapshots(self) -> None:
@@ -347,9 +344,7 @@ class Archive:
     def _begin_anew(self) -> None:
         """The spool lacks a record: drop it, and begin a new epoch."""
         with self._gate:
-            if self._file is not None:
-                os.close(self._file)
-                self._file = None
+            self._close_file()
             for left in self._folder.glob("spool-*"):
                 left.unlink()
             self.epoch += 1
@@ -363,10 +358,15 @@ class Archive:
                 if self._file is None or not self._taken:
                     return
                 if self._size == self._taken:
-                    os.close(self._file)
-                    self._file = None
+                    self._close_file()
                     return
             self._ending.wait(0.001)
+
+    def _close_file(self) -> None:
+        """Close the open spool file, if there is one. Call with the gate held, or when no thread uses it any more."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
 
     def _save(self) -> None:
         part = self._folder / f"{_STATE}.part"
