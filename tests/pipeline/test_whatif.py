@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from pyspark.sql import functions as F
 from tests.pipeline.histories_stage import frame
 from tests.pipeline.work_stage import Under, Work, sketched, worked
 from tests.support.commands import Run
@@ -102,6 +103,7 @@ def test_messages_wait_for_a_worker_and_what_comes_back_goes_behind() -> None:
     found = replay(np.array([0.0, 1.0, 3.0]), Given(first, second), under(4, 3, workers=1)._replace(  # type: ignore[arg-type]
         timeout_s=np.array([4.0, 100.0, 100.0])))  # fmt: skip
     assert found.wait_s.tolist() == [0, 1, 9]
+    assert found.over.tolist() == [18, 12, 17], "the end of the last work of each"
     assert found.recovery_s[0] == 15, "dead at 2, started at 17"
 
 
@@ -155,6 +157,20 @@ def test_workers_that_extend_go_on_with_it(found: Any) -> None:
     _, tried = both(found, "beats", None)
     assert tried.extend_s == pytest.approx(8, rel=0.02)
     assert tried.duplicates < 0.02
+
+
+def test_a_dead_letter_queue_that_was_taken_away_counts_no_longer(rows: Any, found: Any) -> None:
+    leases, others = rows
+    assert not str(both(found, "media", "video")[0].note).startswith("without a dead-letter queue")
+    removed = (
+        others.where("kind = 'sent' AND queue = 'media'")
+        .limit(1)
+        .withColumns(
+            {"kind": F.lit("queue_changed"), "offset": F.lit(1 << 40), "detail": F.lit('{"change": {"redrive": null}}')}
+        )
+    )
+    told = whatif(leases.where("queue = 'media'"), others.unionByName(removed), Wanted(by_type=True)).toPandas()
+    assert both(told, "media", "video")[0].note.startswith("without a dead-letter queue")
 
 
 def test_too_little_work_is_not_replayed(found: Any) -> None:

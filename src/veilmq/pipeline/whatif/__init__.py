@@ -59,6 +59,10 @@ _OUTSIDE: Final = 40
 """Of so many periods one is below the interval, and one above."""
 _MESSAGES_MIN: Final = 30
 _BEYOND: Final = 0.01
+_NO_LIMIT: Final = -1
+"""Instead of the most receives: the queue has no dead-letter queue."""
+_LIMIT_REMOVED: Final = r'[{,]"redrive":null[,}]'
+"""In the JSON of a change; within a text, its quotes would be escaped."""
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,7 +96,8 @@ def whatif(leases: "DataFrame", others: "DataFrame", wanted: Wanted, costs: "Cos
 
     leases: of `attempts`. others: the events of `KINDS`. duplicates, cost: per message; recovery_s: on the average from
     a crash to the message's next start; wait_s, wait_p95_s: from visible to the first start; busy: workers at work, on
-    the average; dead_letters: messages. cost_change: of `what if`, against today. workers: null if no limit was seen.
+    the average from the first arrival to the end of the last work; dead_letters: messages. cost_change: of `what if`,
+    against today. workers: null if no limit was seen.
     """
     from pyspark.sql import functions as F
 
@@ -104,10 +109,12 @@ def whatif(leases: "DataFrame", others: "DataFrame", wanted: Wanted, costs: "Cos
     told = F.coalesce(
         *(F.get_json_object("detail", f"$.{path}").cast("int") for path in paths),
         F.when(F.col("kind") == "dead_lettered", F.col("attempt").cast("int")),
+        F.when(F.get_json_object("detail", "$.settings").isNotNull(), _NO_LIMIT),
+        F.when(F.get_json_object("detail", "$.change").rlike(_LIMIT_REMOVED), _NO_LIMIT),
     )
     limits = others.groupBy(*queue).agg(
         F.count_if(is_sent).alias("sends"),
-        F.max_by(told, F.when(told.isNotNull(), F.col("offset"))).alias("receives_max"),
+        F.nullif(F.max_by(told, F.when(told.isNotNull(), F.col("offset"))), F.lit(_NO_LIMIT)).alias("receives_max"),
         F.percentile_approx(F.when(is_sent, F.col("at")), [1 - each for each in _SHARES], _ACCURACY).alias("ages"),
     )
     which = F.ceil(F.log2(F.col("sends") / MESSAGES_MAX) * _IN_AN_OCTAVE).cast("int") - 1
@@ -210,7 +217,10 @@ def compared(rows: Any, wanted: Wanted, given: "Costs | None" = None) -> list[di
 def _row(under: str, setting: Any, facts: "Facts", replayed: "list[Replayed]") -> dict[str, Any]:
     import numpy as np
 
-    span = max(float(facts.arrival[-1] - facts.arrival[0]), 1e-9)
+    began, busy = float(facts.arrival[0]), []
+    for each in replayed:
+        span = max(float(each.over.max()) - began, 1e-9)
+        busy.append(float(each.busy_s.sum()) / span)
     extend = float(np.median(setting.extend_s))
     return {
         "under": under,
@@ -218,7 +228,7 @@ def _row(under: str, setting: Any, facts: "Facts", replayed: "list[Replayed]") -
         "extend_s": extend if np.isfinite(extend) else None,
         "workers": None if setting.workers is None else float(setting.workers),
         "messages": float(facts.messages),
-        "busy": float(np.mean([each.busy_s.sum() for each in replayed])) / span,
+        "busy": float(np.mean(busy)),
         "dead_letters": float(np.mean([each.dead.sum() for each in replayed])),
     }
 

@@ -42,6 +42,8 @@ class Replayed(NamedTuple):
     extensions: Any
     busy_s: Any
     """Of all its workers."""
+    over: Any
+    """When the last of its workers ended; minus infinity: never started."""
     dead: Any
     """Whether it was received as often as it may be, and not deleted."""
 
@@ -106,7 +108,7 @@ def _together(arrival: Any, runs: Runs, setting: Setting) -> tuple[Replayed, Any
         died[left] = np.where(fate == CRASHES, start + busy, np.nan)
         left = left[~done]
     found.dead[left] = 1.0
-    return found, np.concatenate(starts), np.concatenate(ends)
+    return found._replace(over=alive_until), np.concatenate(starts), np.concatenate(ends)
 
 
 def _in_turn(arrival: Any, runs: Runs, setting: Setting) -> Replayed:
@@ -167,5 +169,5 @@ def _in_turn(arrival: Any, runs: Runs, setting: Setting) -> Replayed:
             if not (in_time and fate == FINISHES):
                 after = busy + delay if in_time and fate == RETURNS else lease_end
                 heapq.heappush(events, (now + after + run(taken[each])[3][each], _READY, each, 0))
-    numbers = (duplicates, crashes, recovery, waited, extended, worked)
+    numbers = (duplicates, crashes, recovery, waited, extended, worked, alive_until)
     return Replayed(*(np.array(each, float) for each in (*numbers, is_dead)))
