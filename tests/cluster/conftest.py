@@ -92,6 +92,7 @@ class LoggedFactory(SqliteFactory):
 
     def __init__(self, path: Path, log: PostgresLog) -> None:
         super().__init__(path)
+        self.log = log
         self.kind = lambda path, options: SqliteStore(path, options, log=log)  # type: ignore[assignment]
 
 

@@ -2,15 +2,21 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from time import sleep
+from uuid import uuid4
 
 import pytest
 from tests.cluster.conftest import Clock, Cluster, begin
+from tests.cluster.test_member import CountingClock, following, member_of
 from tests.support.postgres import until
 
-from veilmq.cluster.postgres import Postgres, Unfit
+from veilmq.cluster.member import membership
+from veilmq.cluster.postgres import Postgres, Seen, Unfit
 from veilmq.cluster.postgres.log import LogLost
 from veilmq.cluster.postgres.log.reading import LogDiverged
+from veilmq.cluster.postgres.ownership import Candidate, Server
+from veilmq.cluster.postgres.schema import Formats
 from veilmq.store.log import NotAppended, NotOwner, Position, checksum
 
 pytestmark = pytest.mark.slow
@@ -53,6 +59,41 @@ def test_what_the_standby_has_not_is_not_appended_and_the_owner_goes_on(breakabl
         assert session.info.host == str(pair.primary.home)
     with pytest.raises(Unfit, match="a former primary"):
         Postgres(old.dsn, single_copy=True, seen=both.seen).connect()
+    # Nor is it taken by a process that was not there when the other one was promoted.
+    system, _ = both.seen
+    hosts = f"host={old.home},{pair.primary.home} user=veilmq dbname=postgres"
+    with Postgres(hosts, single_copy=True, seen=Seen(system, 1)).connect() as session:
+        assert session.info.host == str(pair.primary.home)
+
+
+def test_a_candidate_leaves_a_former_primary_that_still_answers(breakable: Cluster) -> None:
+    pair = breakable.pair
+    postgres = Postgres(f"host={pair.primary.home},{pair.standby.home} user=veilmq dbname=postgres", single_copy=True)
+    server = Server("two", "two:9400", uuid4(), Formats(1, 1))
+    candidate = breakable.kept(Candidate(postgres, server, breakable.shard.incarnation, Clock()))
+    candidate.look()
+    pair.standby.promote()
+    postgres.connect(widely=True).close()  # as another connection of this server finds out
+    with pytest.raises(Unfit, match="a former primary"):
+        candidate.look()
+    candidate.look()
+
+
+def test_a_follower_writes_down_that_a_standby_was_promoted(breakable: Cluster, tmp_path: Path) -> None:
+    """After a restart it would take the former primary for the primary, if that is back first."""
+    pair, clock, copy = breakable.pair, CountingClock(), tmp_path / "copy"
+    hosts = f"host={pair.primary.home},{pair.standby.home} user=veilmq dbname=postgres"
+    member = member_of(breakable, copy, clock, hosts, single_copy=True)
+
+    def timeline() -> int:
+        kept = membership(copy)
+        return 0 if kept is None else kept.timeline
+
+    with following(member, clock, 60):
+        assert timeline() == 1
+        pair.primary.kill()
+        with promoted(breakable):
+            until(lambda: timeline() == 2)
 
 
 def test_what_was_acknowledged_survives(breakable: Cluster) -> None:

@@ -81,11 +81,11 @@ class CountingClock(Clock):
         return super().__call__()
 
 
-def member_of(cluster: Cluster, copy: Path, clock: Clock) -> Member:
+def member_of(cluster: Cluster, copy: Path, clock: Clock, dsn: str = "", **options: Any) -> Member:
     def opened(path: Path) -> SqliteFollower:
         return SqliteFollower(path, SMALL)
 
-    return Member(cluster.pair.dsn, copy, opened, clock, formats=Formats(1, 1), name="one")
+    return Member(dsn or cluster.pair.dsn, copy, opened, clock, formats=Formats(1, 1), name="one", **options)
 
 
 @contextmanager

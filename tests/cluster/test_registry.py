@@ -10,7 +10,7 @@ from tests.support.postgres import until
 from veilmq.cluster.postgres import Unfit
 from veilmq.cluster.postgres.ownership import Server
 from veilmq.cluster.postgres.schema import LEASE_US, Formats, Outdated, look
-from veilmq.cluster.registry import NameTaken, Registry, Told, drain, finalize, forget, servers, within
+from veilmq.cluster.registry import NameTaken, Registry, Told, drain, finalize, forget, servers, status, within
 
 
 def server(cluster: Cluster, name: str, newest: int, oldest: int = 1) -> Registry:
@@ -71,6 +71,25 @@ def test_a_forgotten_server_that_lives_registers_again(cluster: Cluster) -> None
     one.tell(Told("follower", 1, 7))
     (found,) = within(cluster.postgres(), servers)
     assert (found.name, found.is_running) == ("one", True)
+
+
+def test_who_was_seen_before_the_clock_was_set_back_is_not_running(cluster: Cluster) -> None:
+    """It would be for as long as the clock was set back."""
+    one, two = server(cluster, "one", 1), server(cluster, "two", 1)
+    one.register()
+    two.register()
+    cluster.pair.primary.query("update veilmq.server set seen = seen + interval '1 hour'")
+    assert not any(each.is_running for each in within(cluster.postgres(), servers))
+    within(cluster.postgres(), lambda session: forget(session, "two"))
+    server(cluster, "one", 1).register()
+
+
+def test_without_a_snapshot_there_is_no_age(cluster: Cluster) -> None:
+    assert status(cluster.postgres()).snapshot_age_s is None
+    cluster.pair.primary.query("insert into veilmq.snapshot values (1, 1, 0, 4096, '{}')")
+    age_s = status(cluster.postgres()).snapshot_age_s
+    assert age_s is not None
+    assert 0 <= age_s < 60
 
 
 def test_a_name_belongs_to_one_server_at_a_time(cluster: Cluster) -> None:

@@ -19,8 +19,8 @@ from veilmq.cluster import snapshotting
 from veilmq.cluster.member.copy import Copy, Watch
 from veilmq.cluster.postgres import Unfit, Unreachable
 from veilmq.cluster.postgres.log import reading
-from veilmq.cluster.postgres.snapshots import Snapshot, Snapshots, needed
-from veilmq.cluster.snapshotting import Snapshotting, Unproven
+from veilmq.cluster.postgres.snapshots import Proofs, Snapshot, Snapshots, needed
+from veilmq.cluster.snapshotting import Snapshotting, Stopped, Unproven
 from veilmq.model.commands import Send
 from veilmq.model.errors import StoreUnknown
 from veilmq.model.instant import SECOND_US, Instant
@@ -157,13 +157,13 @@ class TestCopy:
         self.work(stage, 100)
         reader = cluster.reader()
         threads: list[int] = []
-        read = reader.read
+        read = reader._read
 
-        def reads(after: Position) -> list[Entry]:
+        def reads(after: Position) -> tuple[list[Entry], bool]:
             threads.append(threading.get_ident())
             return read(after)
 
-        monkeypatch.setattr(reader, "read", reads)
+        monkeypatch.setattr(reader, "_read", reads)
         with closing(Copy(tmp_path / "new", follower, snapshots)) as new:
             assert new.read_on(reader)
             new.throw_away("it begins anew")
@@ -177,6 +177,24 @@ class TestCopy:
             equal(stage, new)
         assert len(threads) > 10
         assert len(set(threads)) == 2
+
+    def test_a_follower_goes_on_with_its_other_work_amid_load(self, cluster: Cluster, stage: Stage, copy: Copy) -> None:
+        """Each time it reads, another record has come. A new owner reads on until none has."""
+        reader = cluster.reader()
+        read_on, pages = reader.read_on, list[int]()
+
+        def busy(after: Position) -> list[Entry]:
+            if len(pages) < 10:
+                self.work(stage, 3)
+            entries = read_on(after)
+            pages.append(len(entries))
+            return entries
+
+        reader.read_on = busy  # type: ignore[method-assign]
+        copy.catch_up(reader)
+        assert pages == [3]
+        copy.catch_up(reader, stage.factory.log._ownership)  # type: ignore[attr-defined]
+        assert pages == [3] * 10 + [0]
 
     def test_a_copy_that_has_diverged_is_filled_again(self, cluster: Cluster, stage: Stage, copy: Copy) -> None:
         copy.follower._connection.execute("UPDATE mark SET sequence = sequence + 1")  # type: ignore[attr-defined]
@@ -308,6 +326,20 @@ class TestCopy:
         assert found.verified_by == "owner"
         assert found.point.clock == stage.now
 
+    def test_who_ends_amid_an_answer_leaves_it_to_others(
+        self, cluster: Cluster, copy: Copy, stage: Stage, tmp_path: Path
+    ) -> None:
+        """As before a take-over. The asker would wait for a quarter of an hour."""
+        asking, other = (Proofs(cluster.postgres(), cluster.shard.incarnation, name) for name in ("copy", "other"))
+        with closing(asking), closing(other):
+            asking.ask(copy.lsn)
+            owner = self.snapshotting(cluster, tmp_path / "owner", "owner")
+            owner._ended.set()
+            with pytest.raises(Stopped):
+                owner.answer()
+            assert asking.look().by == ""
+            assert other.claim(copy.lsn, owns=False) == copy.lsn
+
     def test_a_server_that_differs_twice_is_named(
         self, cluster: Cluster, snapshots: Snapshots, copy: Copy, stage: Stage, tmp_path: Path
     ) -> None:
@@ -413,6 +445,18 @@ def test_so_many_are_kept_that_any_instant_of_late_can_be_restored() -> None:
     alone = [each._replace(verified_by="") if each.lsn in {9, 7} else each for each in every]
     assert [each.lsn for each in needed(alone, 0)] == [9, 8]
     assert [each.lsn for each in needed(alone[1:], 0)] == [8, 6]  # what nobody verified does not count
+
+
+def test_what_nobody_verified_is_kept_until_enough_is_verified() -> None:
+    """As after an import, or where there was one server for a while."""
+    every = [Snapshot(Point(Position(9 - at, 1, 0), Instant(90 - 10 * at)), 0, [], "", "", "") for at in range(9)]
+    every[0] = every[0]._replace(verified_by="two")
+    assert [each.lsn for each in needed(every, 0)] == [9, 8]
+    assert [each.lsn for each in needed(every, 25)] == [9, 8, 7, 6]
+    every[2] = every[2]._replace(verified_by="two")
+    assert [each.lsn for each in needed(every, 0)] == [9, 7]
+    assert [each.lsn for each in needed(every, 15)] == [9, 7]
+    assert [each.lsn for each in needed(every, 25)] == [9, 8, 7, 6], "the verified ones reach back for 20"
 
 
 def follower(path: Path) -> Follower:

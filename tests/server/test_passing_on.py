@@ -17,7 +17,9 @@ BODY = (b"first part, ", b"last part")
 class Passed:
     """An owner that takes a whole request and goes away, and one that answers the next; and what they were sent."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, leaves: bool = False) -> None:
+        """leaves: the client hangs up behind its request."""
+        self.leaves = leaves
         self.bodies: list[bytes] = []
         self.answer: list[Any] = []
 
@@ -33,6 +35,8 @@ class Passed:
 
             async def receive() -> Any:
                 part = next(coming, None)
+                if part is None and self.leaves:
+                    return {"type": "http.disconnect"}
                 return part if part is not None else await asyncio.get_running_loop().create_future()
 
             async def send(message: Any) -> None:
@@ -106,3 +110,13 @@ def test_a_change_that_was_under_way_is_sent_again_where_it_has_a_key(
     assert passed.answer[0]["status"] == status
     assert b"retry-after" not in dict(passed.answer[0]["headers"])
     assert passed.bodies == [b"".join(BODY)] * (2 if status == 201 else 1)
+
+
+@pytest.mark.parametrize(
+    ("method", "headers"), [("GET", []), ("POST", [(b"idempotency-key", b'"mine"')])], ids=["a look", "a change"]
+)
+def test_a_request_whose_client_is_gone_is_not_sent_again(method: str, headers: list[tuple[bytes, bytes]]) -> None:
+    passed = Passed(leaves=True)
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(asyncio.wait_for(passed.play(method, headers), 20))
+    assert (len(passed.bodies), passed.answer) == (1, [])

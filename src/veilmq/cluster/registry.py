@@ -30,9 +30,10 @@ T = TypeVar("T")
 ALIVE_SECONDS: Final = 5.0
 """A server that was not seen for so long is not running."""
 
+# An instant in the future is from before the clock was set back: the server has not been seen since.
 _SEEN: Final = """
-    select holder, role <> 'stopped' and clock_timestamp() - seen < make_interval(secs => %s), seen,
-           extract(epoch from clock_timestamp() - seen)::float8
+    select holder, role <> 'stopped' and abs(extract(epoch from clock_timestamp() - seen)) < %s, seen,
+           abs(extract(epoch from clock_timestamp() - seen))::float8
     from veilmq.server where name = %s for update
 """
 _REGISTER: Final = """
@@ -54,7 +55,7 @@ _TELL: Final = """
 """
 _LIST: Final = """
     select name, address, release, oldest, newest, format, record, role, drained,
-           greatest(0, extract(epoch from clock_timestamp() - seen))::float8
+           abs(extract(epoch from clock_timestamp() - seen))::float8
     from veilmq.server order by name
 """
 _ASK: Final = "update veilmq.lease set wanted = %s where id = %s returning epoch"
@@ -67,7 +68,8 @@ _STANDBYS: Final = """
     from pg_stat_replication order by 1
 """
 _SNAPSHOT: Final = """
-    select coalesce(max(lsn), 0), greatest(0, extract(epoch from clock_timestamp() - max(written)))::float8,
+    select coalesce(max(lsn), 0),
+           case when count(*) > 0 then greatest(0, extract(epoch from clock_timestamp() - max(written))) end::float8,
            coalesce((select verified_by from veilmq.snapshot order by lsn desc limit 1), '')
     from veilmq.snapshot
 """

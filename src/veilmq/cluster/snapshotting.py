@@ -12,7 +12,7 @@ A take-over must not wait for this: between any two parts of the work the thread
 import logging
 import shutil
 import threading
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
@@ -119,6 +119,8 @@ class Snapshotting:
             self._disconnect()
 
     def _work(self) -> None:
+        with suppress(Unreachable, Unfit):
+            self._proofs.release()  # what a process that died had claimed
         looks, due, pause, said = 0, LOOKS_BETWEEN, LOOKS_BETWEEN, ""
         while not self._ended.wait(LOOK_SECONDS):
             looks += 1
@@ -148,7 +150,12 @@ class Snapshotting:
             claimed = self._proofs.claim(reading.position.lsn, owns=self._owns)
             if claimed is None:
                 return
-            found = reading.digest(self._rest)
+            try:
+                found = reading.digest(self._rest)
+            except BaseException:
+                with suppress(Unreachable, Unfit):
+                    self._proofs.release()  # else the asker waits for it
+                raise
             self._proofs.answer(claimed, reading.position.lsn, found)
         log.info("said what the tables hold at record %d, for another server's snapshot", reading.position.lsn)
 

@@ -202,6 +202,7 @@ class Member:
                         snapshotting = stack.enter_context(closing(self.snapshotting(owns=False)))
                         snapshotting.start()
                     sight = candidate.look()
+                    self.keep_seen()
                     if (named := (sight.epoch, sight.holder, sight.address)) != told:
                         watch.saw(sight)
                         told = named
@@ -217,7 +218,7 @@ class Member:
                     if may and not registry.drained and candidate.is_due():
                         ownership = candidate.take_over()
                         copy.catch_up(reader, ownership)
-                        self._keep(kept)
+                        self.keep_seen()
                         return ownership
                     looked += 1
                 except StillOwned as error:
@@ -307,7 +308,7 @@ class Member:
                     "and VEILMQ_CLUSTER out, to serve it alone"
                 )
             self._kept = Membership(shard.incarnation, uuid4(), 0, 0)
-        self._keep(self._kept)
+        self.keep_seen()
         self._register(self._kept)
         return shard
 
@@ -349,7 +350,11 @@ class Member:
                 raise
             self.registry = registry
 
-    def _keep(self, kept: Membership) -> None:
+    def keep_seen(self) -> None:
+        """Write down which PostgreSQL it has worked with, if that is another one or was promoted: after a restart it
+        must not take a former primary for the primary. Raises OSError."""
+        kept = self._kept
+        assert kept is not None
         system, timeline = self.postgres.seen
         if (kept.system, kept.timeline) != (system, timeline):
             self._directory.mkdir(mode=0o700, exist_ok=True)

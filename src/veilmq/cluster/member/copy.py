@@ -81,12 +81,13 @@ class Copy:
         return self._follower
 
     def catch_up(self, reader: LogReader, ownership: Ownership | None = None) -> None:
-        """Apply all that the log has. Raises Unreachable, Unfit.
+        """Apply what the log has: all of it with `ownership`; without, a few records may have come meanwhile, for amid
+        load there are always some. Raises Unreachable, Unfit.
 
         ownership: held already. It is given back if the copy cannot be brought up to date.
         """
         try:
-            while self.read_on(reader):
+            while self.read_on(reader) and (ownership is not None or not reader.is_level):
                 pass
         except BaseException:
             if ownership is not None:
@@ -112,7 +113,7 @@ class Copy:
                 if changed.shared and not self._is_behind:
                     self._watch.shared(follower.shared())
                 self.lsn = follower.position.lsn
-            if self._is_behind and not entries:
+            if self._is_behind and reader.is_level:
                 self._is_behind = False
                 self._show(follower)
         except FormatUnknown as error:

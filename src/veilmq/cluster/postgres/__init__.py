@@ -189,6 +189,16 @@ class Connected:
             self._session.close()
             self._session = None
 
+    def _check(self, postgres: "Postgres", session: Session) -> Session:
+        """The session, if what an operator may have changed is still right. Raises as `Postgres.check`; after Unfit the
+        connection is gone, for another host may be the primary now."""
+        try:
+            postgres.check(session)
+        except Unfit:
+            Connected.close(self)
+            raise
+        return session
+
     @contextmanager
     def _asking(self, failed: str = "PostgreSQL does not answer") -> Iterator[None]:
         """Within the block psycopg's errors are Unreachable, which lets the connection go."""
@@ -249,12 +259,13 @@ class Postgres:
     def connect(self, *, widely: bool = False) -> Session:
         """A session on the primary that may be trusted.
 
-        widely: ask all hosts and take the one with the highest timeline, instead of the first that will do.
+        widely: ask all hosts and take the one with the highest timeline, instead of the first that will do. The first
+        connection always does.
         Raises Unreachable, Unfit.
         """
         best: Session | None = None
         answered = ""
-        known = self._seen.timeline > 0
+        widely = widely or not self._answered
         refusals: list[ClusterError] = []
         for place in sorted(self._places, key=lambda place: place != self._answered):
             try:
@@ -268,7 +279,7 @@ class Postgres:
             if best is not None:
                 best.close()
             best, answered = session, place
-            if known and not widely:
+            if not widely:
                 break
         if best is not None and best.timeline == self._seen.timeline:
             self._answered = answered

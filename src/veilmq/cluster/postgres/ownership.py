@@ -291,9 +291,8 @@ class Candidate(Connected):
             except BaseException:
                 self.close()
                 raise
-        else:
-            self._postgres.check(self._session)
-        return self._session
+            return self._session
+        return self._check(self._postgres, self._session)
 
 
 def raise_epoch(
@@ -482,11 +481,11 @@ class Ownership(Connected):
     def _connected(self) -> Session:
         try:
             if self._session is None or self._session.closed:
-                self._session = self.postgres.connect()
+                session = self._session = self.postgres.connect()
             else:
-                self.postgres.check(self._session)
+                session = self._check(self.postgres, self._session)
         except Unfit as unfit:
             self.unfit = unfit
             raise
         self.unfit = None
-        return self._session
+        return session

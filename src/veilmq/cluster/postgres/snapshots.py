@@ -60,6 +60,7 @@ _CLAIM: Final[LiteralString] = """
 _ANSWER: Final[LiteralString] = (
     "update veilmq.proof set lsn = %s, digest = %b where id = %s and claimed = %s and wanted = %s"
 )
+_RELEASE: Final[LiteralString] = "update veilmq.proof set claimed = null where id = %s and claimed = %s and lsn is null"
 _LOOK: Final[LiteralString] = "select claimed, lsn, digest from veilmq.proof where id = %s and asker = %s"
 
 
@@ -180,11 +181,14 @@ class Snapshots:
 
 def needed(snapshots: Sequence[Snapshot], keep_us: int) -> list[Snapshot]:
     """Of all, the newest first, those to keep: two, and as many as reach back for `keep_us` from the newest on. Others
-    than verified ones count only where the newest was not verified, because there is no other server."""
-    trusted = [each for each in snapshots if each.verified_by or not snapshots[0].verified_by]
+    than verified ones count until the verified ones are enough by themselves, and where the newest was not verified,
+    because there is no other server."""
     begins = snapshots[0].point.clock - keep_us
+    verified = [each for each in snapshots if each.verified_by]
+    enough = len(verified) >= KEPT and (not keep_us or verified[-1].point.clock <= begins)
+    trusted = verified if enough and snapshots[0].verified_by else snapshots
     reached = sum(each.point.clock > begins for each in trusted) + 1 if keep_us else 0
-    return trusted[: max(KEPT, reached)]
+    return list(trusted[: max(KEPT, reached)])
 
 
 def insert(session: Session, snapshot: Snapshot) -> None:
@@ -244,6 +248,10 @@ class Proofs(Connected):
         waits_s = OWNER_WAITS_SECONDS if owns else 0.0
         row = self._execute(_CLAIM, (self._name, SHARD, self._name, lsn, waits_s, _OLD_SECONDS))
         return None if row is None else int(row[0])
+
+    def release(self) -> None:
+        """Leave an answer that this server has claimed to others. Raises Unreachable, Unfit."""
+        self._execute(_RELEASE, (SHARD, self._name))
 
     def answer(self, claimed: int, lsn: int, digest: bytes) -> None:
         """Say what this server's tables hold at that record. Raises Unreachable, Unfit."""

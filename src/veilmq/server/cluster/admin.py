@@ -116,12 +116,19 @@ def passing_on(connect: Callable[[], Awaitable[Owner]], here: Callable[[], ASGIA
     """An application that asks the owner. connect: raises Unreached. here: the own one, if this server owns."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        began = False
+        once = False
+        """Whether it must not be sent again: the answer has begun, or the client is gone."""
 
         async def sending(message: object) -> None:
-            nonlocal began
-            began = True
+            nonlocal once
+            once = True
             await send(message)  # type: ignore[arg-type]
+
+        async def receiving() -> Message:
+            nonlocal once
+            message = await receive()
+            once = once or message["type"] == "http.disconnect"
+            return message
 
         loop = asyncio.get_running_loop()
         end = loop.time() + OWNER_SECONDS
@@ -138,11 +145,11 @@ def passing_on(connect: Callable[[], Awaitable[Owner]], here: Callable[[], ASGIA
                 await asyncio.sleep(AGAIN_SECONDS)
                 continue
             try:
-                await _exchange(owner, scope, _from_the_first(read, receive) if has_key else receive, sending)
+                await _exchange(owner, scope, _from_the_first(read, receiving) if has_key else receiving, sending)
                 return
             except (Broken, OSError) as error:
-                if began:
-                    raise asyncio.CancelledError from error  # the client sees an answer that is cut off
+                if once:
+                    raise asyncio.CancelledError from error  # a client that is there sees an answer that is cut off
                 repeats = reads or (has_key and sum(len(each.get("body", b"")) for each in read) <= _KEPT_BYTES)
                 if not repeats or loop.time() >= end:
                     text = "the owner went away amid the request: look whether it was carried out, then try again"

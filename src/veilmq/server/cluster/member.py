@@ -387,7 +387,10 @@ class ClusterServer:
                 return ""
             except (Unreachable, Unfit) as error:
                 log.debug("others do not hear of this server: %s", error)
-            shared_log.prepare()
+            with suppress(OSError):  # a full disk: it is tried again
+                self.member.keep_seen()
+            with suppress(Unreachable, Unfit):  # an append meets the same
+                shared_log.prepare()
             return "" if wanted is None and registry.drained else wanted
 
         while self._wanted is None:

@@ -14,14 +14,15 @@ from psycopg.types.numeric import Int8
 
 from veilmq.cluster.postgres import Connected, Postgres, Session
 from veilmq.cluster.postgres.schema import Shard, drop_segments, look, segment_table, segments
-from veilmq.store.log import Entry, Position, checksum
+from veilmq.store.log import TOGETHER, Entry, Position, checksum
 
 PAGE_BYTES_MAX: Final = 16 * 1024 * 1024
 """Limit of one answer to a reader, but for a single record that is larger."""
 
 _READ: Final = """
-    select lsn, epoch, record from (
-        select *, sum(octet_length(record)) over (order by lsn) as total from {table} where lsn >= %s and lsn < %s
+    select lsn, epoch, record, last from (
+        select *, sum(octet_length(record)) over (order by lsn) as total, max(lsn) over () as last
+        from {table} where lsn >= %s and lsn < %s
     ) as page where total <= %s or lsn <= %s order by lsn
 """
 
@@ -45,17 +46,26 @@ class LogReader(Connected):
         self._incarnation = incarnation
         self._shard: Shard | None = None
         self._pool: ThreadPoolExecutor | None = None
-        self._coming: tuple[Position, Future[list[Entry]]] | None = None
+        self._coming: tuple[Position, Future[tuple[list[Entry], bool]]] | None = None
         """What is read ahead, and after which record."""
+        self.is_level = False
+        """Whether the last page that `read_on` returned had all that there was, and was short: while it is applied few
+        can come."""
 
     def read(self, after: Position, limit: int = 1_000) -> list[Entry]:
         """The next records, at most `limit` of them and some 16 MiB; none: there are none yet.
 
         Raises LogDiverged, LogTrimmed; Unreachable, Unfit.
         """
+        return self._read(after, limit)[0]
+
+    def _read(self, after: Position, limit: int = 1_000) -> tuple[list[Entry], bool]:
+        """As `read`; and see `is_level`."""
         with self._asking():
             session, shard = self._connected()
-            return _page(session, shard.segment, after, limit)
+            entries, is_all = _page(session, shard.segment, after, limit)
+        ends_segment = bool(entries) and (entries[-1].lsn + 1) % shard.segment == 0
+        return entries, is_all and len(entries) < TOGETHER and not ends_segment
 
     def read_on(self, after: Position) -> list[Entry]:
         """As `read`. Behind a page that is at least half full the next one is read in a thread, while this one is
@@ -65,11 +75,11 @@ class LogReader(Connected):
         if coming is not None and coming[0] != after:  # the copy begins anew
             wait([coming[1]])
             coming = None
-        entries = self.read(after) if coming is None else coming[1].result()
+        entries, self.is_level = self._read(after) if coming is None else coming[1].result()
         if sum(len(each.record) for each in entries) >= PAGE_BYTES_MAX // 2:
             following = Position(entries[-1].lsn, entries[-1].epoch, checksum(entries[-1].record))
             self._pool = self._pool or ThreadPoolExecutor(1, "veilmq-reading")
-            self._coming = following, self._pool.submit(self.read, following)
+            self._coming = following, self._pool.submit(self._read, following)
         return entries
 
     def close(self) -> None:
@@ -102,10 +112,11 @@ class LogReader(Connected):
         return self._session, self._shard
 
 
-def _page(session: Session, segment: int, after: Position, limit: int) -> list[Entry]:
+def _page(session: Session, segment: int, after: Position, limit: int) -> tuple[list[Entry], bool]:
+    """The entries, and whether there are no more that the limits leave out."""
     first = max(after.lsn, 1)  # the reader's last record, or the first of all
     number = first // segment
-    entries = _entries(session, number, first, limit + 1)
+    entries, is_all = _entries(session, number, first, limit + 1)
     if after.lsn and (not entries or entries[0].lsn != first):
         there = segments(session)
         if there and number < there[0]:
@@ -120,21 +131,21 @@ def _page(session: Session, segment: int, after: Position, limit: int) -> list[E
         if there and there[0] > 0:
             raise LogTrimmed(f"the log begins at segment {there[0]}")
     if not entries and (after.lsn + 1) // segment != number:
-        entries = _entries(session, number + 1, after.lsn + 1, limit)
+        entries, is_all = _entries(session, number + 1, after.lsn + 1, limit)
     for lsn, entry in enumerate(entries, after.lsn + 1):
         if entry.lsn != lsn:
             raise LogDiverged(f"the log has record {entry.lsn} where {lsn} should be")
-    return entries
+    return entries, is_all
 
 
-def _entries(session: Session, number: int, first: int, limit: int) -> list[Entry]:
+def _entries(session: Session, number: int, first: int, limit: int) -> tuple[list[Entry], bool]:
     query = sql.SQL(_READ).format(table=segment_table(number))
     parameters = (Int8(first), Int8(first + limit), PAGE_BYTES_MAX, Int8(first + 1))
     try:
         rows = session.execute(query, parameters, binary=True).fetchall()
     except psycopg.errors.UndefinedTable:
-        return []
-    return [Entry(*row) for row in rows]
+        return [], True
+    return [Entry(*row[:3]) for row in rows], not rows or rows[-1][3] == rows[-1][0]
 
 
 def end_of_log(session: Session, segment: int) -> Position:
