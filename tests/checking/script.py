@@ -51,11 +51,11 @@ class Script:
     def delete(self, *given: Any, **fields: Any) -> None:
         self.use(Kind.DELETE, *given, **fields)
 
-    def purge(self, begin: float, end: float, outcome: Outcome = Outcome.OK) -> None:
-        self._add(Kind.PURGE, begin, end, outcome)
+    def purge(self, begin: float, end: float, outcome: Outcome = Outcome.OK, **fields: Any) -> None:
+        self._add(Kind.PURGE, begin, end, outcome, **fields)
 
-    def drain(self, begin: float, end: float) -> None:
-        self._add(Kind.DRAIN, begin, end, Outcome.OK)
+    def drain(self, begin: float, end: float | None, outcome: Outcome = Outcome.OK, **fields: Any) -> None:
+        self._add(Kind.DRAIN, begin, end, outcome, **fields)
 
     def report(self, promises: Promises = EXACT) -> Report:
         return check(self.log, promises)

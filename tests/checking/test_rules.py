@@ -10,6 +10,8 @@ from veilmq.checking.report import Promises
 
 INFO, FAIL = Outcome.INFO, Outcome.FAIL
 QUIET = Promises(tolerance_us=0, stale_deletes_refused=False)
+MOVES = Promises(tolerance_us=0, dead_letters={"jobs": "dead"})
+CHAIN = Promises(tolerance_us=0, dead_letters={"jobs": "dead", "dead": "last"})
 
 
 def received(end: float = 1) -> Script:
@@ -55,6 +57,34 @@ class TestLost:
         script.drain(100, 101)
         assert script.found(QUIET) == ["LOST"]
         assert script.found() == ["LOST", "STALE"]
+
+    def test_a_drain_that_failed_says_nothing_and_takes_nothing_back(self) -> None:
+        script = Script()
+        script.send("m", 0, 1)
+        script.drain(2, 3, INFO)
+        assert script.found() == []
+        script.drain(4, 5)
+        script.drain(6, None, INFO)
+        assert script.found() == ["LOST"]
+
+    @pytest.mark.parametrize(("begin", "found"), [(37, []), (40.5, []), (42, ["LOST"])])
+    def test_the_drain_of_a_queue_may_move_messages_to_its_dead_letters(self, begin: float, found: list[str]) -> None:
+        script = received()
+        script.drain(40, 41)
+        script.drain(begin, begin + 2, queue="dead")
+        assert script.found(MOVES) == found
+
+    @pytest.mark.parametrize(
+        ("queue", "begin", "found"), [("dead", 5, []), ("dead", 0.2, ["LOST"]), ("x", 5, ["LOST"])]
+    )
+    def test_a_purge_of_the_dead_letters_explains_it_once_it_may_have_been_there(
+        self, queue: str, begin: float, found: list[str]
+    ) -> None:
+        script = received()
+        script.purge(begin, begin + 0.1, queue=queue)
+        script.drain(40, 41)
+        script.drain(42, 43, queue="dead")
+        assert script.found(MOVES) == found
 
     def test_a_purge_explains_it_and_one_before_does_not(self) -> None:
         script = Script()
@@ -385,8 +415,97 @@ def test_a_void_handle_that_deletes_is_found_where_a_drain_of_the_dead_letters_f
     promises = Promises(tolerance_us=0, dead_letters={"jobs": "dead"})
     assert script.found(promises) == []
     script.drain(50, 51)
-    script._add(Kind.DRAIN, 52, 53, Outcome.OK, queue="dead")
+    script.drain(52, 53, queue="dead")
     assert script.found(promises) == ["LOST", "STALE"]
+
+
+class TestStaleDeletesOfWhatMayHaveMoved:
+    """The second delete found nothing, if the message had moved by then."""
+
+    @staticmethod
+    def _deleted(**fields: int) -> Script:
+        script = Script()
+        script.send("m", 0, 0.1, **fields)
+        script.receive(0.5, 1, grant("m", 1, seconds=1, count=1))
+        script.receive(3, 4, grant("m", 2, seconds=1, count=2))
+        script.delete(1, 6, 7)
+        return script
+
+    @pytest.mark.parametrize(
+        ("begin", "outcome", "found"),
+        [(8, Outcome.OK, ["STALE"]), (8, INFO, []), (5, Outcome.OK, []), (6.5, Outcome.OK, [])],
+    )
+    def test_only_a_drain_that_began_after_it_and_succeeded_shows_that_it_had_not(
+        self, begin: float, outcome: Outcome, found: list[str]
+    ) -> None:
+        script = self._deleted()
+        script.drain(begin, begin + 2, outcome, queue="dead")
+        assert script.found(MOVES) == found
+
+    @pytest.mark.parametrize(("begin", "found"), [(7.5, []), (0.6, ["STALE"])])
+    def test_a_purge_may_have_taken_it_before_the_drain(self, begin: float, found: list[str]) -> None:
+        script = self._deleted()
+        script.purge(begin, begin + 0.1, queue="dead")
+        script.drain(8, 9, queue="dead")
+        assert script.found(MOVES) == found
+
+    @pytest.mark.parametrize(("seconds", "found"), [(8.5, []), (10, ["STALE"])])
+    def test_it_may_have_expired_before_the_drain_ended(self, seconds: float, found: list[str]) -> None:
+        script = self._deleted(ttl_us=round(seconds * SECOND))
+        script.drain(8, 9, queue="dead")
+        assert script.found(MOVES) == found
+
+    def test_an_answer_that_got_lost_may_have_moved_it(self) -> None:
+        script = Script()
+        script.send("m", 0, 0.1, lease=1)
+        script.use(Kind.RECEIVE, 0, 1, 2, INFO)
+        script.receive(3, 4, grant("m", 2, count=1), queue="dead")
+        script.delete(1, 5, 6)
+        assert script.found(MOVES) == []
+
+
+class TestDeadLettersOfDeadLetters:
+    @staticmethod
+    def _at_the_end() -> Script:
+        """The delete came too late: the message had moved on."""
+        script = received()
+        script.receive(40, 41, grant("m", 2, seconds=1, count=1), queue="dead")
+        script.delete(2, 43, 44, queue="dead")
+        script.receive(45, 46, grant("m", 3, seconds=1, count=1), queue="last")
+        return script
+
+    def test_a_message_keeps_its_id_through_all_of_them(self) -> None:
+        script = self._at_the_end()
+        assert script.found(CHAIN) == []
+        script.receive(50, 51, grant("m", 4, count=2), queue="dead")
+        assert script.found(CHAIN) == ["RESURRECTED"], "it came back"
+
+    def test_a_void_handle_may_be_used_once_the_message_may_have_moved_on(self) -> None:
+        script = received()
+        script.receive(40, 41, grant("m", 2, seconds=1, count=1), queue="dead")
+        script.receive(43, 44, grant("m", 3, seconds=1, count=2), queue="dead")
+        script.delete(2, 46, 47, queue="dead")
+        assert script.found(CHAIN) == []
+        script.drain(48, 49, queue="last")
+        assert script.found(CHAIN) == ["STALE"]
+
+    def test_a_send_without_an_answer_may_have_gone_to_the_end(self) -> None:
+        script = Script()
+        script.send("m", 0, 1, INFO)
+        script.receive(40, 41, grant("m", 1, count=1), queue="last")
+        assert script.found(CHAIN) == []
+
+    def test_only_drains_of_all_of_them_tell_of_a_loss(self) -> None:
+        script = received()
+        script.drain(40, 41)
+        script.drain(42, 43, queue="dead")
+        assert script.found(CHAIN) == []
+        script.drain(44, 45, queue="last")
+        assert script.found(CHAIN) == ["LOST"]
+
+    def test_a_circle_is_no_promise(self) -> None:
+        with pytest.raises(LogInvalid, match="the dead letters of queue jobs go round in a circle"):
+            received().report(Promises(dead_letters={"jobs": "dead", "dead": "jobs"}))
 
 
 def test_receive_counts_grow() -> None:

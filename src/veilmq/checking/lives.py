@@ -8,7 +8,7 @@ the queue.
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -41,6 +41,8 @@ class Life:
         self.message = message
         self.queue = ""
         """Where it was sent; for a message that nobody sent, where it was seen first."""
+        self.places: tuple[str, ...] = ()
+        """Its queue, and the dead-letter queues through which it may go from there."""
         self.sends: list[Operation] = []
         """Acknowledged; more than one if duplicates were dropped."""
         self.maybe_sent: list[Operation] = []
@@ -68,6 +70,10 @@ class Life:
     def at_home(self) -> list[Granted]:
         """The grants from its queue, and not from its dead-letter queue."""
         return [each for each in self.grants if each.operation.queue == self.queue]
+
+    def place_of(self, queue: str) -> int:
+        """Which of its places that is; the last one for a queue to which it never goes."""
+        return self.places.index(queue) if queue in self.places else len(self.places) - 1
 
     @property
     def written(self) -> list[Operation]:
@@ -115,12 +121,15 @@ class History:
         self.refused_sends: dict[tuple[str, str], list[Operation]] = defaultdict(list)
         self.unknown_receives: dict[str, int] = {}
         """By queue: when the first receive without an answer was begun."""
-        self.drains: dict[str, Operation] = {}
-        """By queue: the last."""
+        self._drains: dict[str, list[Operation]] = defaultdict(list)
+        """By queue: those that succeeded."""
+        self._drained: dict[tuple[str, ...], list[Operation]] = {}
         self._absorbing: dict[tuple[str, str | None, str], dict[Any, Operation]] = defaultdict(dict)
         """By queue and deduplication id, or else body: sends without an answer; of equal ones the first."""
         self._purges: dict[str, list[Operation]] = defaultdict(list)
         self._leases: dict[int, Life] = {}
+        self._chains = {queue: _chain(queue, promises.dead_letters) for queue in promises.dead_letters}
+        """Each queue that has a dead-letter queue, with those behind it."""
         uses: list[Operation] = []
         for operation in log:
             self.operations += 1
@@ -131,25 +140,51 @@ class History:
                     self._received(operation)
                 case Kind.PURGE if operation.outcome is not Outcome.FAIL:
                     self._purges[operation.queue].append(operation)
-                case Kind.DRAIN:
-                    before = self.drains.get(operation.queue)
-                    if before is None or before.invoked <= operation.invoked:
-                        self.drains[operation.queue] = operation
+                case Kind.DRAIN if operation.outcome is Outcome.OK:
+                    self._drains[operation.queue].append(operation)
                 case Kind.EXTEND | Kind.RELEASE | Kind.DELETE:
                     uses.append(operation)
         for operation in uses:
             self._used(operation)
         for sends in self.unknown_sends.values():
             sends.sort(key=lambda each: each.invoked)
+        for drains in self._drains.values():
+            drains.sort(key=lambda each: each.invoked)
         self.purges = {queue: Purges(purges, promises.purge_us) for queue, purges in self._purges.items()}
         for life in self.lives.values():
             life.grants.sort(key=lambda each: (each.invoked, each.returned))
             self._dated(life)
+            life.places = self._chains.get(life.queue, (life.queue,))
 
-    def places(self, life: Life) -> tuple[str, ...]:
-        """The queues in which it may be."""
-        dead = self.promises.dead_letters.get(life.queue)
-        return (life.queue,) if dead is None else (life.queue, dead)
+    def entered(self, life: Life) -> list[int]:
+        """By place: from when on it may have been there. A message moves on only after its last receive in a place."""
+        low = life.born_low
+        entered = [low]
+        for place, queue in enumerate(life.places[:-1]):
+            seen = max((each.invoked for each in life.grants if each.operation.queue == queue), default=None)
+            low = max(low, self.unknown_receives.get(queue, FOREVER) if seen is None else seen)
+            later = (each.invoked for each in life.grants if each.operation.queue in life.places[place + 1 :])
+            low = min(low, *later, FOREVER)
+            entered.append(low)
+        return entered
+
+    def purged_low(self, life: Life, first: int = 0) -> int:
+        """From when on a purge may have taken it from one of its places; `first`: from that place on."""
+        lows = list(zip(life.places, self.entered(life), strict=True))[first:]
+        found = (max(low, self.purges[queue].may_take(low)) for queue, low in lows if queue in self.purges)
+        return min(found, default=FOREVER)
+
+    def drained(self, places: tuple[str, ...]) -> list[Operation]:
+        """The last drains of these queues in this order, each begun when the one before had ended, since a drain may
+        move messages to the next queue. Empty if there are none."""
+        if places not in self._drained:
+            found: list[Operation] = []
+            for queue in reversed(places):
+                end = found[-1].invoked if found else FOREVER
+                ended = [each for each in self._drains.get(queue, ()) if end_of(each) <= end]
+                found += ended[-1:]
+            self._drained[places] = found[::-1] if len(found) == len(places) else []
+        return self._drained[places]
 
     def _life(self, message: str) -> Life:
         life = self.lives.get(message)
@@ -202,7 +237,7 @@ class History:
             life.born_low = min(each.invoked for each in life.written)
             return
         life.queue = life.grants[0].operation.queue
-        sources = [source for source, dead in self.promises.dead_letters.items() if dead == life.queue]
+        sources = [source for source, chain in self._chains.items() if life.queue in chain[1:]]
         bodies = {each.grant.body for each in life.grants}
         for queue in (life.queue, *sources):
             for body in bodies:
@@ -214,6 +249,15 @@ class History:
             life.queue = life.maybe_sent[0].queue
         life.born_low = min((each.invoked for each in life.maybe_sent), default=0)
         life.born_high = seen
+
+
+def _chain(queue: str, dead_letters: Mapping[str, str]) -> tuple[str, ...]:
+    chain = [queue]
+    while (dead := dead_letters.get(chain[-1])) is not None:
+        if dead in chain:
+            raise LogInvalid(line=0, reason=f"the dead letters of queue {queue} go round in a circle")
+        chain.append(dead)
+    return tuple(chain)
 
 
 def _duplicates_of(send: Operation) -> tuple[str, str | None, str]:

@@ -22,7 +22,7 @@ def check_message(history: History, life: Life, report: Report) -> None:
     if life.sends:
         _check_content(life, report)
         _check_times(history, life, report)
-        _check_place(history, life, report)
+        _check_place(life, report)
         _check_loss(history, life, report)
         if len(life.sends) > 1 and not life.queue.endswith(FIFO_SUFFIX):
             what = f"{len(life.sends)} sends were acknowledged as the one message {life.message} of queue {life.queue}"
@@ -69,13 +69,11 @@ def _check_times(history: History, life: Life, report: Report) -> None:
     promises = history.promises
     rescheduled = any(each.lease in life.uses for each in life.sends if each.lease is not None)
     visible = life.born_low + promises.at_least(min(each.delay_us for each in life.written))
-    ttls = [each.ttl_us if each.ttl_us is not None else promises.retention_us for each in life.written]
-    known = [each for each in ttls if each is not None]
+    life.gone_low = min(life.gone_low, _expires_low(promises, life))
+    known = _ttls(promises, life)
     expired = FOREVER
-    if known:
-        life.gone_low = min(life.gone_low, life.born_low + promises.at_least(min(known)))
-        if len(known) == len(ttls):
-            expired = life.born_high + promises.at_most(max(known))
+    if len(known) == len(life.written):
+        expired = life.born_high + promises.at_most(max(known))
     for each in life.grants:
         if each.returned < visible and not rescheduled:
             what = f"message {life.message} of queue {life.queue} was received before its delay had ended"
@@ -87,25 +85,30 @@ def _check_times(history: History, life: Life, report: Report) -> None:
             return
 
 
-def _check_place(history: History, life: Life, report: Report) -> None:
-    places = history.places(life)
+def _ttls(promises: Promises, life: Life) -> list[int]:
+    ttls = (each.ttl_us if each.ttl_us is not None else promises.retention_us for each in life.written)
+    return [each for each in ttls if each is not None]
+
+
+def _expires_low(promises: Promises, life: Life) -> int:
+    """From when on it may have expired."""
+    known = _ttls(promises, life)
+    return life.born_low + promises.at_least(min(known)) if known else FOREVER
+
+
+def _check_place(life: Life, report: Report) -> None:
     for operation, _ in life.grants:
-        if operation.queue not in places:
+        if operation.queue not in life.places:
             what = f"message {life.message} of queue {life.queue} came from queue {operation.queue}"
             report.add(Rule.INVENTED, operation.queue, life.message, what, [*life.sends, operation])
             return
 
 
 def _check_loss(history: History, life: Life, report: Report) -> None:
-    drains: list[Operation] = []
-    for queue in history.places(life):
-        if queue in history.drains:
-            drains.append(history.drains[queue])
-    whole = len(drains) == len(history.places(life))
-    begin = min((each.invoked for each in drains), default=FOREVER)
-    if whole and life.born_high <= drains[0].invoked:
-        end = max(each.returned or FOREVER for each in drains)
-        if life.gone_low > end and not any(each.returned >= begin for each in life.grants):
+    drains = history.drained(life.places)
+    if drains and life.born_high <= drains[0].invoked:
+        found = any(each.returned >= drains[0].invoked for each in life.grants)
+        if life.gone_low > end_of(drains[-1]) and not found:
             what = f"message {life.message} of queue {life.queue} was acknowledged, and a drain did not find it"
             uses = [each for uses in life.uses.values() for each in uses]
             last = [each.operation for each in life.grants[-1:]]
@@ -124,8 +127,7 @@ def check_leases(history: History, life: Life, report: Report) -> None:
     purges = history.purges.get(life.queue)
     purged = purges.first_after(life.born_high) if purges is not None else None
     _check_returns(history.promises, life, deletes, purged, report)
-    if purges is not None:
-        life.gone_low = min(life.gone_low, purges.may_take(life.born_low))
+    life.gone_low = min(life.gone_low, history.purged_low(life))
 
 
 def _check_counts(life: Life, report: Report) -> bool:
@@ -201,14 +203,12 @@ def _check_overlaps(promises: Promises, life: Life, counted: bool, report: Repor
 class _Deletes(NamedTuple):
     """Of the deletes that surely happened, those that were answered first."""
 
-    home: Operation | None
-    """After it the message is not in its queue: it was deleted, or had moved to the dead-letter queue."""
-    anywhere: Operation | None
-    """After it the message is nowhere."""
+    by_place: list[Operation | None]
+    """After it the message is neither there nor in a place before: it was deleted, or had moved on."""
 
     def of(self, queue: str, life: Life) -> Operation | None:
         """After which it is not in that queue."""
-        return self.home if queue == life.queue else self.anywhere
+        return self.by_place[life.place_of(queue)]
 
 
 def _check_uses(history: History, life: Life, counted: bool, report: Report) -> _Deletes:
@@ -237,29 +237,41 @@ def _check_uses(history: History, life: Life, counted: bool, report: Report) -> 
                 accepted.append((use, proof))
     life.gone_low = min((each.invoked for each in deletes), default=FOREVER)
     if promises.stale_deletes_refused:
-        moved = _moved_low(history, life)
         for use, proof in accepted:
             # A message that is gone, to the dead-letter queue for example, may be deleted again.
-            if min(life.gone_low, moved if use.queue == life.queue else FOREVER) > end_of(use):
+            if min(life.gone_low, _moved_low(history, life, use)) > end_of(use):
                 _stale(life, use, [proof], report)
     done = sorted((each for each in deletes if each.outcome is Outcome.OK), key=end_of)
-    home = anywhere = done
     if not promises.stale_deletes_refused:
-        home = anywhere = [each for each in done if _surely_held(promises, life, place, each)]
-    elif life.queue in promises.dead_letters:
-        anywhere = [each for each in done if each.queue != life.queue or _surely_held(promises, life, place, each)]
-    found = _Deletes(next(iter(home), None), next(iter(anywhere), None))
+        done = [each for each in done if _surely_held(promises, life, place, each)]
+    found = _Deletes([_first_delete(promises, life, place, done, at) for at in range(len(life.places))])
     _check_uses_of_deleted(life, found, report)
     return found
 
 
-def _moved_low(history: History, life: Life) -> int:
-    """From when on it may have been in the dead-letter queue: not if a drain did not find it there."""
-    dead = history.promises.dead_letters.get(life.queue)
-    home = life.at_home
-    if dead is None or not home or (dead in history.drains and len(home) == len(life.grants)):
+def _first_delete(
+    promises: Promises, life: Life, place: dict[int, int], done: list[Operation], at: int
+) -> Operation | None:
+    """A late delete finds nothing where the message has moved on."""
+    for each in done:
+        if life.place_of(each.queue) >= at or _surely_held(promises, life, place, each):
+            return each
+    return None
+
+
+def _moved_low(history: History, life: Life, use: Operation) -> int:
+    """From when on it may have moved on from the queue of this use: not if later drains did not find it behind that."""
+    behind = life.place_of(use.queue) + 1
+    later = life.places[behind:]
+    if not later:
         return FOREVER
-    return max(each.invoked for each in home)
+    drains = history.drained(later)
+    seen = any(each.operation.queue not in life.places[:behind] for each in life.grants)
+    if drains and drains[0].invoked >= end_of(use) and not seen:
+        gone_low = min(_expires_low(history.promises, life), history.purged_low(life, behind))
+        if gone_low > end_of(drains[-1]):
+            return FOREVER
+    return history.entered(life)[behind]
 
 
 def _check_uses_of_deleted(life: Life, deletes: _Deletes, report: Report) -> None:
