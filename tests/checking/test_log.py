@@ -4,7 +4,8 @@ import pytest
 from msgspec.structs import replace
 from tests.checking.simulation import Simulation
 
-from veilmq.checking.log import Kind, LogInvalid, Operation, Outcome, decoded, encoded
+from veilmq.checking.log import HEAD, Kind, LogInvalid, Operation, Outcome, decoded, encoded
+from veilmq.checking.report import promises_in
 
 LOG = Simulation(1).log
 
@@ -22,9 +23,15 @@ def test_the_answer_replaces_the_begin_and_a_begin_alone_is_unknown() -> None:
 
 def test_a_last_line_that_was_cut_off_is_left_out() -> None:
     lines = list(map(encoded, LOG))
-    assert decoded([*lines[:9], lines[9][:-5]]) == LOG[:9]
+    for cut in (lines[9][:-5], '{"client":"é'.encode()[:-1]):
+        assert decoded([*lines[:9], cut]) == LOG[:9]
 
 
-def test_another_broken_line_is_told() -> None:
+@pytest.mark.parametrize(
+    "fields", [b"", b'"client":"\xff"', b'"other":' + b"[" * 100_000], ids=lambda each: str(len(each))
+)
+def test_another_broken_line_is_told(fields: bytes) -> None:
     with pytest.raises(LogInvalid, match=r"^line 2 of the log: "):
-        decoded([encoded(LOG[0]), b"{}\n", encoded(LOG[1])])
+        decoded([encoded(LOG[0]), b"{" + fields + b"}\n", encoded(LOG[1])])
+    with pytest.raises(LogInvalid, match=r"^line 1 of the log: "):
+        promises_in(HEAD + b"{" + fields + b"\n")

@@ -105,6 +105,8 @@ class LogInvalid(UsageError):
 
 HEAD: Final = b'{"promises":'
 """How the first line of a log begins that says what the queues promise (`Promises.head`)."""
+BROKEN: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What reading a line raises that is not whole, not JSON, not UTF-8 or nested too deeply."""
 FOREVER: Final = 2**62
 """The end of an operation without an answer."""
 
@@ -128,7 +130,7 @@ def decoded(lines: Iterable[bytes]) -> list[Operation]:
     for number, line in enumerate(lines, 1):
         try:
             operation = read(line)
-        except msgspec.MsgspecError as error:
+        except BROKEN as error:
             if number == 1 and line.startswith(HEAD):
                 continue
             if not line.endswith(b"\n"):

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from veilmq.checking.log import HEAD, Grant, Kind, LogInvalid, Operation, Outcome
+from veilmq.checking.log import BROKEN, HEAD, Grant, Kind, LogInvalid, Operation, Outcome
 
 _LINES_MAX: Final = 12
 """Of a story."""
@@ -75,7 +75,7 @@ def promises_in(head: bytes) -> Promises | None:
         return None
     try:
         return msgspec.json.decode(head[len(HEAD) :].rstrip()[:-1], type=Promises)
-    except msgspec.MsgspecError as error:
+    except BROKEN as error:
         raise LogInvalid(line=1, reason=str(error)) from error
 
 
