@@ -1,6 +1,7 @@
 """`veilmq doctor`: each thing that can be wrong, made wrong for real, and what is said of it; and `veilmq` alone."""
 
 import datetime
+import errno
 import os
 import resource
 import shutil
@@ -8,19 +9,21 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives import serialization
 from tests.cli.test_certificate import make_pair
 from tests.support.commands import Ended, Run
 from tests.support.embedded import EmbeddedClient
 
-from veilmq.cli.doctor import Finding, checks
+from veilmq.cli.doctor import Finding, broken, checks
 from veilmq.client.adapters.connect import DEVELOPMENT_KEYS
 from veilmq.server.config.settings import Settings
 from veilmq.store import MIB
-from veilmq.store.directory import free_and_floor
+from veilmq.store.directory import Holder, free_and_floor
 from veilmq.store.synchronised import is_synchronised
 from veilmq.testing.for_each import for_each
 from veilmq.testing.local import ServerProcess
@@ -91,6 +94,26 @@ class TestBesideAServer:
         assert (code, [text for level, text, _ in found if level == "warning"]) == (
             1, [f"no protocol but veil:// can name {name}"],
         )  # fmt: skip
+
+
+@pytest.mark.parametrize("said", [b"", b"[]", b'{"reasons": {}}'])
+def test_an_admin_port_that_does_not_say_whether_the_server_is_ready(said: bytes) -> None:
+    """As one whose connections are all taken."""
+    with socket.create_server(("127.0.0.1", 0)) as port, ThreadPoolExecutor(1) as pool:
+        url = f"http://127.0.0.1:{port.getsockname()[1]}"
+        answered = pool.submit(_refuse, port, said)
+        (found,) = checks.health(Holder(7, {"admin": url}))
+        answered.result()
+    assert (found.level, found.text) == (
+        "error", f"pid 7 does not say whether it is ready: {url} answers 503 Service Unavailable",
+    )  # fmt: skip
+
+
+def _refuse(port: socket.socket, said: bytes) -> None:
+    connection, _ = port.accept()
+    with connection:
+        connection.recv(65_536)
+        connection.sendall(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: %d\r\n\r\n" % len(said) + said)
 
 
 def test_a_timeout_that_the_history_contradicts(run: Run, doctor: Any, stopped: Path) -> None:
@@ -240,10 +263,37 @@ def test_a_certificate_that_ends(doctor: Any, tmp_path: Path, days: int, level: 
     pair = (tmp_path / "mq.pem").read_bytes()
     (tmp_path / "mq.pem").write_bytes(pair.replace(b"CERTIFICATE", b"TRUSTED CERTIFICATE"))
     assert doctor("certificate", *files)[1][0][:2] == ("ok", f"{files[1]} fits its key; its end cannot be read")
+    key = (tmp_path / "mq.key").read_bytes()
     (tmp_path / "mq.key").write_bytes(make_pair("other")[1])
     assert doctor("certificate", *files)[1][0][0] == "error"
+    both = f"{files[1]} with {files[3]}"
+    for content, why in (
+        (_encrypted(key), "the key is protected by a passphrase: give one without"),
+        (b"no key", "one of them is no whole PEM file"),
+    ):
+        (tmp_path / "mq.key").write_bytes(content)
+        assert doctor("certificate", *files)[1][0][:2] == ("error", f"{both}: {why}")
     (tmp_path / "mq.key").unlink()
     assert doctor("certificate", *files)[1][0][:2] == ("error", f"{tmp_path / 'mq.key'} is not there")
+
+
+def _encrypted(key: bytes) -> bytes:
+    form = serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(b"secret")
+    return serialization.load_pem_private_key(key, None).private_bytes(serialization.Encoding.PEM, *form)
+
+
+@for_each(
+    ("number", "fix"),
+    [
+        (errno.ENOSPC, "Free some space"),
+        (errno.EROFS, "Mount it for writing"),
+        (errno.EACCES, "Is this user the one that the server runs as?"),
+    ],
+)
+def test_what_to_do_about_a_check_that_could_not_look(number: int, fix: str) -> None:
+    found = broken("fsync", OSError(number, os.strerror(number), "/data"))
+    assert (found.level, found.text) == ("error", f"/data: {os.strerror(number)}")
+    assert found.fix.startswith(fix)
 
 
 @for_each(

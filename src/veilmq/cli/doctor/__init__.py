@@ -7,6 +7,7 @@ directory that nobody holds is opened as the other commands do, which changes it
 to the directory's owner.
 """
 
+import errno
 import inspect
 import os
 import sys
@@ -47,6 +48,16 @@ class Finding:
 
 
 _SIGNS: Final = {Level.OK: "ok", Level.WARNING: "WARN", Level.ERROR: "FAIL"}
+_USER: Final = "Is this user the one that the server runs as?"
+_SPACE: Final = "Free some space, or name a directory on another disk: --data DIR."
+_ADVICE: Final = {
+    errno.EACCES: _USER,
+    errno.EPERM: _USER,
+    errno.ENOSPC: _SPACE,
+    errno.EDQUOT: _SPACE,
+    errno.EROFS: "Mount it for writing (after an error of the disk: see `dmesg`), or name another: --data DIR.",
+    errno.EIO: "Its disk may be failing: see `dmesg`.",
+}
 _NEXT: Final = """\
 VeilMQ {version}: a durable message queue built around the visibility timeout.
 
@@ -159,10 +170,13 @@ def _examined(resolved: "Resolved") -> Iterator[Finding]:
         except Failure as failure:
             yield _failed(name, failure)
         except OSError as error:
-            where = f"{error.filename}: " if error.filename else ""
-            yield Finding(
-                name, Level.ERROR, f"{where}{error.strerror}", "Is this user the one that the server runs as?"
-            )
+            yield broken(name, error)
+
+
+def broken(check: str, error: OSError) -> Finding:
+    """What a check found that could not look."""
+    where = f"{error.filename}: " if error.filename else ""
+    return Finding(check, Level.ERROR, f"{where}{error.strerror}", _ADVICE.get(error.errno or 0, ""))
 
 
 def _existing(path: Path) -> Path:

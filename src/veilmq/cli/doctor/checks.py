@@ -38,6 +38,7 @@ from veilmq.protocols.sqs.limits import FIFO_QUEUE_NAME, QUEUE_NAME
 from veilmq.server.auth import Account, Credentials
 from veilmq.server.config import FileInvalid
 from veilmq.server.config.settings import Address, Settings
+from veilmq.server.http.tls import load_pair
 from veilmq.store import MIB
 from veilmq.store.directory import Holder
 from veilmq.store.files import REAL, sync_file
@@ -360,10 +361,10 @@ def certificate(settings: Settings) -> Iterator[Finding]:
             yield Finding("certificate", Level.ERROR, f"{each} is not there", fix)
             return
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls_cert, settings.tls_key, password=b"")
+        load_pair(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), settings.tls_cert, settings.tls_key)
     except ssl.SSLError as error:
         fix = "--tls-cert takes a PEM chain, the server's own certificate first; --tls-key its key, unencrypted."
-        yield Finding("certificate", Level.ERROR, f"{settings.tls_cert} with {settings.tls_key}: {error.reason}", fix)
+        yield Finding("certificate", Level.ERROR, str(error), fix)
         return
     from cryptography import x509
 
@@ -408,6 +409,11 @@ def health(holder: Holder | None) -> Iterator[Finding]:
         said = {}
         with suppress(ValueError):
             said = json.load(error)
+        if not isinstance(said, dict) or not said.get("reasons"):
+            fix = "All connections of its admin port may be taken: see its log, and docs/operations.md."
+            text = f"pid {holder.pid} does not say whether it is ready: {admin} answers {error.code} {error.reason}"
+            yield Finding("server", Level.ERROR, text, fix)
+            return
     except (OSError, ValueError) as error:
         fix = 'Its disk may hang: see `dmesg`, and "no port answers" in docs/operations.md.'
         yield Finding("server", Level.ERROR, f"pid {holder.pid} does not answer at {admin}: {error}", fix)

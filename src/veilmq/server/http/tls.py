@@ -111,13 +111,7 @@ class Certificate:
         files = self._certificate, self._key
         texts = [path.read_bytes() for path in files]  # load_cert_chain does not say which of the two is missing
         pair = _for_http(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
-        try:
-            pair.load_cert_chain(*files, password=_no_passphrase)
-        except ssl.SSLError as error:
-            why = error.strerror or error.args[-1]
-            if "PEM lib" in why:
-                why = "one of them is no whole PEM file"
-            raise ssl.SSLError(error.errno, f"{self._certificate} with {self._key}: {why}") from error
+        load_pair(pair, *files)
         if [path.read_bytes() for path in files] != texts:
             raise ssl.SSLError(0, f"{self._certificate} with {self._key}: they were written meanwhile")
         # Not refused, unlike credentials: a mount or a system group may allow no other mode.
@@ -128,6 +122,17 @@ class Certificate:
     def _take(self, found: tuple[ssl.SSLContext, bytes], now: Instant) -> None:
         self._pair, text = found
         self.ends = tell_end(self._certificate, text, now)
+
+
+def load_pair(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
+    """Give the context this pair. Raises OSError; an ssl.SSLError says in words what is wrong with the pair."""
+    try:
+        context.load_cert_chain(certificate, key, password=_no_passphrase)
+    except ssl.SSLError as error:
+        why = error.strerror or error.args[-1]
+        if "PEM lib" in why:
+            why = "one of them is no whole PEM file"
+        raise ssl.SSLError(error.errno, f"{certificate} with {key}: {why}") from error
 
 
 def _for_http(context: ssl.SSLContext) -> ssl.SSLContext:
