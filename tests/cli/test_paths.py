@@ -124,6 +124,16 @@ def test_the_directory_that_takes_no_new_one_is_named(reachable: Path) -> None:
     assert closed_to_user(reachable / "data", made=True) == ""
 
 
+def test_a_restore_into_a_mount_point_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("/proc")
+    for destination in (Path("/proc"), tmp_path / "link"):
+        with pytest.raises(Failure) as refused:
+            restore(destination, "nowhere", None, as_json=False)
+        assert refused.value.code is Exit.USAGE
+        assert str(refused.value) == f"DIR: {destination} is a mount point, which no directory can replace"
+        assert refused.value.advice == f"Name a directory inside it: {destination}/data"
+
+
 def test_a_restore_needs_the_directory_above_too(reachable: Path) -> None:
     """It is written beside its place: one that was made for this user does not help."""
     place = reachable / "made"

@@ -172,6 +172,9 @@ def check_directory(path: Path, named: str, *, beside: bool = False) -> None:
     A directory is not made below a missing one, so that a mistyped path does not create an empty data directory. named:
     the user's name for it, such as an option. beside: it is written beside its place first, as by `made_beside`.
     """
+    if beside and os.path.ismount(os.path.realpath(path)):
+        advice = f"Name a directory inside it: {path / 'data'}"
+        raise Failure(Exit.USAGE, f"{named}: {path} is a mount point, which no directory can replace", advice)
     parent = path.absolute().parent
     closed = closed_to_user(path, made=True)
     if beside and parent.is_dir() and not _may(parent, os.W_OK | os.X_OK):
