@@ -13,6 +13,7 @@ import pytest
 from msgspec.structs import replace
 from tests.support.embedded import EmbeddedClient
 
+from veilmq.client.adapters.embedded import EmbeddedQueue
 from veilmq.client.errors import GapFound, QueueRecreated, ServiceError, StateInvalid, StorageHeld, TransportError
 from veilmq.client.messages import Extension, Message, Received, Sent, Template
 from veilmq.client.ordered import LocalFile, Ordered, OrderedQueue, OrderedReceiver, OrderedSender, run
@@ -161,6 +162,18 @@ def test_disorder_is_bounded_and_loses_nothing(place: Place) -> None:
     assert plain.receive() == []
     with pytest.raises(ParameterInvalid, match="window"):
         Disordered(place.queue, window=0)
+
+
+def test_a_disordered_queue_closes_though_another_has_what_it_kept(place: Place) -> None:
+    inner = place.embedded.account.queue("orders")
+    plain = Disordered(inner, window=3, clock=MovableClock())  # behind the queue's
+    plain.send_batch(bodies(4))
+    plain.receive(lease=30)
+    place.embedded.pass_time(31)
+    assert len(place.queue.receive(10)) == 4
+    plain.close()
+    assert isinstance(inner, EmbeddedQueue)
+    assert inner.closed
 
 
 # Numbers.

@@ -6,18 +6,19 @@ draws. Source: document 002's run of a plain queue: 1 3 2 5 4 7 6 9 8 10.
 """
 
 import threading
+from contextlib import suppress
 
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.messages import Received
 from veilmq.client.queue import Queue
 from veilmq.client.wrapping import Wrapping
-from veilmq.model.errors import ParameterInvalid
+from veilmq.model.errors import LeaseError, ParameterInvalid
 from veilmq.testing import chance
 
 
 class Disordered(Wrapping):
     """`queue`, with messages up to `window` places late. Thread-safe. Messages it keeps come back when their leases
-    end."""
+    end. One that was kept is returned under the lease of the receive that took it, of which less is left."""
 
     def __init__(self, queue: Queue, window: int = 1, seed: int = 0, clock: Clock = SYSTEM) -> None:
         """Raises ParameterInvalid for a window below 1."""
@@ -33,7 +34,8 @@ class Disordered(Wrapping):
         """By handle: how often a later message was returned first."""
 
     def receive(self, count_max: int = 1, *, lease: float | None = None, wait: float = 0) -> list[Received]:
-        """See `Queue.receive`. Returns fewer messages than exist rather than wait for neighbours."""
+        """See `Queue.receive`. Returns fewer messages than exist rather than wait for neighbours. `lease` is of the
+        messages taken now; `lease_end` tells what is left of each."""
         with self._lock:
             self._drop_expired()
             wanted = count_max + self.window - len(self._kept)
@@ -54,10 +56,13 @@ class Disordered(Wrapping):
         self.inner.interrupt()
         with self._lock:
             kept, self._kept = self._kept, []
-        for message in kept:
-            if message.lease_end > self._clock.monotonic():
-                self.inner.release(message.handle)
-        self.inner.close()
+        try:
+            for message in kept:
+                if message.lease_end > self._clock.monotonic():
+                    with suppress(LeaseError):  # by the queue's clock it had ended
+                        self.inner.release(message.handle)
+        finally:
+            self.inner.close()
 
     def _drop_expired(self) -> None:
         now = self._clock.monotonic()
