@@ -43,6 +43,13 @@ def test_the_server_s_settings_are_ours() -> None:
     assert ONE["StatefulSet"]["spec"]["replicas"] == 1
 
 
+def test_only_a_server_with_others_beside_it_leaves_the_service_when_its_disk_is_full() -> None:
+    """`/health/ready` is 503 then, but receives, deletes and purges work, and make room."""
+    of_cluster = parts("cluster.yaml")["StatefulSet"]["spec"]["template"]["spec"]["containers"][0]
+    asked = [each["readinessProbe"]["httpGet"]["path"] for each in (CONTAINER, of_cluster)]
+    assert asked == ["/health/live", "/health/ready"]
+
+
 def test_what_one_part_names_another_is() -> None:
     labels = ONE["StatefulSet"]["spec"]["template"]["metadata"]["labels"]
     assert ONE["Service"]["spec"]["selector"] == labels
