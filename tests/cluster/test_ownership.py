@@ -1,6 +1,9 @@
 """Who owns the shard, on a real PostgreSQL: leases by manual clocks, take-overs, hand-overs."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from uuid import uuid4
 
@@ -17,6 +20,14 @@ from veilmq.store.log import NotOwner, Position
 
 WAIT_US = LEASE_US + MARGIN_US
 START = Position(0, 0, 0)
+REMEMBERS = """
+import sys
+from pathlib import Path
+from uuid import UUID
+from veilmq.cluster.postgres.ownership import Memory
+memory = Memory(UUID(int=1), Path(sys.argv[1]) / "lease-clock.json")
+memory.looked(5, 1)
+"""
 
 
 class TestLease:
@@ -191,6 +202,16 @@ class TestLease:
         restarted = boots[not owned] | {"boot": "another start of the machine"}
         files[0].write_text(json.dumps(restarted))
         assert Memory(incarnation, files[0]).last is None
+
+    def test_a_machine_that_hides_its_boot_id_is_warned_about(self, tmp_path: Path) -> None:
+        """As `ProcSubset=pid` of systemd does: nothing is kept then."""
+        own = [] if os.geteuid() == 0 else ["--map-root-user"]
+        script = 'mount -t tmpfs none /proc/sys && exec "$@"'
+        command = ["unshare", "--mount", *own, "sh", "-c", script, "hidden", sys.executable, "-c", REMEMBERS, tmp_path]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.startswith("no lease-clock.json, so clocks set ahead may end leases early after a restart:")
+        assert not list(tmp_path.iterdir())
 
     def test_an_owner_that_was_asleep_answers_nothing_and_appends_nothing(self, cluster: Cluster) -> None:
         here, there = Clock(), Clock()

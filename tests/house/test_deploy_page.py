@@ -104,6 +104,13 @@ def test_the_unit_goes_with_the_page_and_the_script_that_installs_it() -> None:
     assert f"-o {service['User']} -g {service['Group']} -m {service['StateDirectoryMode'][1:]}" in script
 
 
+def test_the_unit_leaves_the_boot_id_readable() -> None:
+    """A cluster's lease-clock.json is of no use without it: see Memory of cluster/postgres/ownership.py."""
+    service = unit()["Service"]
+    assert service.get("ProcSubset", "all") == "all"
+    assert service["ProtectKernelTunables"] == "true"
+
+
 def test_the_sockets_of_systemd_are_ports_of_ours() -> None:
     listened = re.findall(r"^ListenStream=(\S+)$", (SYSTEMD / "veilmq.socket").read_text(), re.MULTILINE)
     assert listened == [str(getattr(Settings(), name)) for name in ("sqs", "azure", "mns")]

@@ -91,8 +91,11 @@ class Memory:
         self._incarnation = incarnation
         self._path = path
         self._boot = ""
-        with suppress(OSError):
+        try:
             self._boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        except OSError as error:
+            if path is not None:
+                log.warning("no %s, so clocks set ahead may end leases early after a restart: %s", path.name, error)
         self.last: SeenClock | None = None
         if path is not None and self._boot:
             with suppress(OSError, msgspec.MsgspecError):
