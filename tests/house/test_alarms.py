@@ -172,6 +172,52 @@ def test_prometheus_takes_the_alarms_and_what_the_dashboard_asks(tmp_path: Path)
         assert (done.returncode, f"SUCCESS: {count} rules found" in done.stdout) == (0, True), done.stdout + done.stderr
 
 
+FIRING: dict[str, dict[str, dict[str, str]]] = {
+    "VeilMQSnapshotOld": {
+        "never": {"log_bytes": "5e9x90", "snapshot_lsn": "0x90"},
+        "long ago": {"log_bytes": "5e9x90", "snapshot_lsn": "7x90", "snapshot_age_seconds": "700000x90"},
+    },
+    "VeilMQOwnerChanges": {"by crashes": {"epoch": "40x29 _ 41x9 _ 43x9 _ 44x9 _ 45x9 _ 46x9"}},
+}
+"""By alarm: a series a minute of a server, as promtool has it, on which it fires at 1 h 25 min."""
+SILENT: dict[str, dict[str, dict[str, str]]] = {
+    "VeilMQSnapshotOld": {
+        "lately": {"log_bytes": "5e9x90", "snapshot_lsn": "7x90", "snapshot_age_seconds": "600000x90"},
+        "a short log": {"log_bytes": "4e9x90", "snapshot_lsn": "0x90"},
+    },
+    "VeilMQOwnerChanges": {"a server that has just started": {"epoch": "_x40 0 0 47x60"}, "twice": {"epoch": "46x50 48x50"}},
+}
+
+
+@pytest.mark.slow
+def test_alarms_of_a_cluster_fire_when_they_should(tmp_path: Path) -> None:
+    promtool = ROOT / ".tools/promtool/promtool"
+    summaries = {rule["alert"]: rule["annotations"] for rule in alarms("veilmq-cluster")}
+    tests = [
+        {
+            "name": f"{alert}, {what}",
+            "interval": "1m",
+            "input_series": [
+                {"series": f"veilmq_cluster_{name}", "values": values} for name, values in series.items()
+            ],
+            "alert_rule_test": [
+                {
+                    "eval_time": "85m",
+                    "alertname": alert,
+                    "exp_alerts": [{"exp_annotations": summaries[alert]}] if cases is FIRING else [],
+                }
+            ],
+        }
+        for cases in (FIRING, SILENT)
+        for alert, named in cases.items()
+        for what, series in named.items()
+    ]  # fmt: skip
+    file = tmp_path / "tests.yaml"
+    file.write_text(yaml.safe_dump({"rule_files": [str(ALARMS)], "evaluation_interval": "1m", "tests": tests}))
+    done = subprocess.run([str(promtool), "test", "rules", str(file)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def row(rule: dict[str, Any]) -> str:
     text = (
         rule["annotations"]["summary"].replace("{{ $labels.", "<").replace("{{ $value", "<number").replace(" }}", ">")
