@@ -9,9 +9,14 @@ wheel=$1
 here=$(cd "$(dirname "$0")/.." && pwd)
 files=$here/deploy/systemd
 
+# What an earlier run left is used again only if it can run the server. All this is looked at before anything is written.
 python=/opt/veilmq/bin/python
-"$python" -c 'import pip' 2>/dev/null || python=${PYTHON:-python3}
-# A wheel with the accelerator is for one version of Python, that of .venv: a look before anything is written.
+"$python" -c 'import pip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || python=${PYTHON:-python3}
+if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+    echo "veilmq: $python is not Python 3.11 or later. Nothing was installed; run it again with PYTHON=python3.11" >&2
+    exit 1
+fi
+# A wheel with the accelerator is for one version of Python, that of .venv.
 tag=$(basename "$wheel" | cut -d - -f 3)
 case $tag in
     py3 | "$("$python" -c 'import sys; print("cp%d%d" % sys.version_info[:2])')") ;;

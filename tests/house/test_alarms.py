@@ -185,7 +185,10 @@ SILENT: dict[str, dict[str, dict[str, str]]] = {
         "lately": {"log_bytes": "5e9x90", "snapshot_lsn": "7x90", "snapshot_age_seconds": "600000x90"},
         "a short log": {"log_bytes": "4e9x90", "snapshot_lsn": "0x90"},
     },
-    "VeilMQOwnerChanges": {"a server that has just started": {"epoch": "_x40 0 0 47x60"}, "twice": {"epoch": "46x50 48x50"}},
+    "VeilMQOwnerChanges": {
+        "a server that has just started": {"epoch": "_x40 0 0 47x60"},
+        "twice": {"epoch": "46x50 48x50"},
+    },
 }
 
 

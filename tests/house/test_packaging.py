@@ -138,6 +138,23 @@ def test_a_wheel_can_have_the_accelerator(tmp_path: Path) -> None:
     assert "the wheel has the accelerator for Python 3.98, which " in done.stderr
 
 
+def test_a_service_is_not_installed_with_an_old_python_nor_into_what_one_left(tmp_path: Path) -> None:
+    """/opt/veilmq is of an earlier run with it."""
+    python, left = tmp_path / "python", tmp_path / "opt" / "veilmq" / "bin" / "python"
+    left.parent.mkdir(parents=True)
+    for path in (python, left):
+        path.write_text(f'#!/bin/sh\nexec {sys.executable} -c "import sys; sys.version_info = (3, 10, 13); $2"\n')
+        path.chmod(0o755)
+    own = [] if os.geteuid() == 0 else ["--map-root-user"]
+    script = f"mount --bind {tmp_path}/opt /opt && exec sh {ROOT}/tools/install-service.sh veilmq-1-py3-none-any.whl"
+    command = ["unshare", "--mount", *own, "sh", "-c", script]
+    done = subprocess.run(command, env=os.environ | {"PYTHON": str(python)}, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    told = f"veilmq: {python} is not Python 3.11 or later. Nothing was installed; run it again with PYTHON=python3.11\n"
+    assert done.stderr == told
+    assert [path.name for path in (tmp_path / "opt").rglob("*")] == ["veilmq", "bin", "python"]
+
+
 def test_a_wheel_with_something_else_is_refused_and_a_release_is_plain(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="VEILMQ_ACCELERATOR is 'Yes': it may be auto, on or off"):
         build(ROOT, tmp_path, "wheel", wanted="Yes")
