@@ -176,6 +176,9 @@ def test_where_snapshots_are_kept_is_set_once_for_all_and_shown(empty: Cluster, 
     assert run("cluster", "init", *at).code == 0
     shown = run("cluster", "status", *at, "--json").json[0]
     assert (shown["snapshots"], shown["keep_s"]) == (str(tmp_path / "place"), 7 * 86_400)
+    empty.pair.primary.query("update veilmq.shard set snapshots = 'memory://me:secret@host/a'")
+    assert run("cluster", "status", *at, "--json").json[0]["snapshots"] == "memory://me:***@host/a"
+    empty.pair.primary.query("update veilmq.shard set snapshots = %s", str(tmp_path / "place"))
     (tmp_path / "file").touch()
     assert "--snapshots: " in run("cluster", "init", *at, "--snapshots", str(tmp_path / "file")).err
     stage, _ = played(tmp_path / "alone")

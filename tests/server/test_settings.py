@@ -156,6 +156,7 @@ def test_what_is_shown_is_what_differs_as_plain_values() -> None:
     assert Settings().shown() == {}
     shown = Settings(sqs=Address("::1", 7000), data=Path("d"), parked_max=5).shown()
     assert shown == {"data": "d", "sqs": "[::1]:7000", "parked_max": 5}
+    assert Settings(archive="sftp://me:secret@host/a").shown() == {"archive": "sftp://me:***@host/a"}
 
 
 def test_limits_reach_their_rooms() -> None:

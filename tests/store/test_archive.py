@@ -15,6 +15,7 @@ from veilmq.store.archive import (
     fetch,
     place_at,
     remove_others,
+    shown_url,
     snapshots,
     upload,
 )
@@ -81,6 +82,20 @@ def test_a_place_that_cannot_be_used_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(PlaceFailed, match="file"):
         place_at(str(tmp_path / "file")).write("a", b"")
+
+
+def test_a_place_that_needs_more_than_a_url_is_refused_and_no_text_has_its_password() -> None:
+    """Also where the password holds what should be escaped."""
+    with pytest.raises(PlaceUnusable) as refused:
+        place_at("ftp://me:sec/re@t@host/a")
+    told = "ftp:// needs more than a URL: missing a required argument: 'host'"
+    assert str(refused.value) == f"ftp://me:***@host/a: {told}"
+    place = place_at("memory://me:secret@host/a")
+    place.write("a", b"")
+    with pytest.raises(PlaceFailed, match=r"^/me:\*\*\*@host/a/a/b: FileExistsError: /me:\*\*\*@host/a/a$"):
+        place.write("a/b", b"")
+    for url in ("s3://token@host/a", "s3://host:80/a", "/var/a:b@c"):
+        assert shown_url(url) == url
 
 
 @pytest.mark.slow

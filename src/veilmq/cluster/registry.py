@@ -24,6 +24,7 @@ from veilmq.cluster.postgres import Connected, Postgres, Session, Unfit, Unreach
 from veilmq.cluster.postgres.log.reading import LogReader
 from veilmq.cluster.postgres.ownership import DOUBTED, Server
 from veilmq.cluster.postgres.schema import SHARD, Formats, log_bytes, look, segments
+from veilmq.store.archive import shown_url
 
 T = TypeVar("T")
 
@@ -305,7 +306,7 @@ class Status(msgspec.Struct, kw_only=True):
     snapshot_verified_by: str = ""
     """The server that had the same tables; empty: there was no other."""
     snapshots: str = ""
-    """URL at which snapshots are kept; empty: in PostgreSQL."""
+    """URL at which snapshots are kept, without a password; empty: in PostgreSQL."""
     keep_s: float = 0.0
     """How far a restore can go back at least; 0: to the older of two snapshots."""
     standbys: list[Standby]
@@ -356,7 +357,7 @@ def status(postgres: Postgres) -> Status:
         snapshot=snapshot,
         snapshot_age_s=snapshot_age_s,
         snapshot_verified_by=verified_by,
-        snapshots=shard.snapshots,
+        snapshots=shown_url(shard.snapshots),
         keep_s=shard.keep_us / 1e6,
         standbys=standbys,
         servers=registered,

@@ -18,7 +18,7 @@ from veilmq.engine.directory import open_follower, renew
 from veilmq.model.errors import StoreError
 from veilmq.model.instant import Instant, from_text
 from veilmq.store import Options
-from veilmq.store.archive import ArchiveSource, PlaceUnusable, place_at
+from veilmq.store.archive import ArchiveSource, PlaceUnusable, place_at, shown_url
 from veilmq.store.directory import (
     DATABASE,
     DatabaseFailed,
@@ -111,7 +111,7 @@ def restore(destination: Path, place: str, to: str | None, *, as_json: bool) -> 
 
 def _shown_place(place: str) -> str:
     """Without a password."""
-    return "the cluster" if _CLUSTER.match(place) else place
+    return "the cluster" if _CLUSTER.match(place) else shown_url(place)
 
 
 def _restored(restored: Restored, report: Report, destination: Path) -> str:

@@ -28,6 +28,7 @@ from veilmq.model.message_type import TYPE_ATTRIBUTE
 from veilmq.protocols.sqs.errors import KMS_FAULTS
 from veilmq.server.http import Limits as ListenerLimits
 from veilmq.store import MIB, Options
+from veilmq.store.archive import shown_url
 
 ALLOWED: Final = (
     f"disorder=N (1 to 1,000), kms-fault=KEY=FAULT (FAULT one of {', '.join(KMS_FAULTS)}) or"
@@ -404,6 +405,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         plain = {name: getattr(self, name) for name in FIELDS if getattr(self, name) != FIELDS[name].default}
         if self.cluster is not None:
             plain["cluster"] = "given"  # it may hold a password
+        if self.archive is not None:
+            plain["archive"] = shown_url(self.archive)
         return {name: str(value) if isinstance(value, Path | Address) else value for name, value in plain.items()}
 
 

@@ -17,6 +17,7 @@ in which no record is missing. Each epoch begins with a snapshot. So a restore t
 instant, and the records of that snapshot's lineage and epoch that come after it.
 """
 
+import re
 import secrets
 import struct
 import zlib
@@ -24,6 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from hashlib import sha256
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 from zlib import crc32
@@ -47,6 +49,8 @@ PART_BYTES: Final = 4 * 1024 * 1024
 """Of the file, before compression."""
 RECORDS: Final = "records"
 _SNAPSHOTS: Final = "snapshots"
+_PASSWORD: Final = re.compile(r"(?P<before>([\w+.-]+://|/*)[^/@:]*:)(?!//).*@", re.DOTALL)
+"""In a URL, or in the path that fsspec makes of one."""
 _MANIFEST: Final = "manifest.json"
 FRAME: Final = struct.Struct("<QQII")
 """lsn, epoch, length of the record, CRC-32 of the record."""
@@ -80,6 +84,12 @@ class Place(Protocol):
         ...
 
 
+def shown_url(url: str) -> str:
+    """A URL or path without the password in it."""
+    found = _PASSWORD.match(url)
+    return url if found is None else f"{found['before']}***@{url[found.end() :]}"
+
+
 def place_at(url: str) -> Place:
     """A path, file:///path, s3://bucket/prefix or whatever else fsspec knows. Raises PlaceUnusable."""
     scheme, mark, rest = url.partition("://")
@@ -88,12 +98,16 @@ def place_at(url: str) -> Place:
     try:
         import fsspec
 
-        return Objects(fsspec.filesystem(_ALIASES.get(scheme, scheme), use_listings_cache=False), scheme, url)
+        kind = fsspec.get_filesystem_class(_ALIASES.get(scheme, scheme))
+        signature(kind.__init__).bind(None)  # before one is made: what is half made complains on stderr when it goes
+        return Objects(kind(use_listings_cache=False), scheme, url)
     except ModuleNotFoundError as error:
         advice = "pip install 'veilmq[large]', and s3fs for s3://"
-        raise PlaceUnusable(f"{url}: the package {error.name} is missing: {advice}") from None
+        raise PlaceUnusable(f"{shown_url(url)}: the package {error.name} is missing: {advice}") from None
+    except TypeError as error:
+        raise PlaceUnusable(f"{shown_url(url)}: {scheme}:// needs more than a URL: {error}") from None
     except (ImportError, ValueError) as error:
-        raise PlaceUnusable(f"{url}: {error}") from None
+        raise PlaceUnusable(f"{shown_url(url)}: {error}") from None
 
 
 class Folder:
@@ -152,7 +166,7 @@ class Objects:
 
     def write(self, key: str, content: bytes) -> None:
         if self._try(self._files.pipe_file, self._at(key), content) is _MISSING:
-            raise PlaceFailed(f"{self._at(key)}: there is no such bucket")
+            raise PlaceFailed(f"{shown_url(self._at(key))}: there is no such bucket")
 
     def read(self, key: str) -> bytes | None:
         found = self._try(self._files.cat_file, self._at(key))
@@ -175,7 +189,8 @@ class Objects:
         except FileNotFoundError:
             return _MISSING
         except self._faults as error:
-            raise PlaceFailed(f"{arguments[0]}: {type(error).__name__}: {error}") from error
+            told = f"{arguments[0]}: {type(error).__name__}: {error}"
+            raise PlaceFailed(told.replace(self._root, shown_url(self._root))) from error
 
 
 def _class_of(name: str) -> list[type[BaseException]]:
@@ -379,7 +394,7 @@ class ArchiveSource:
         except PlaceFailed as error:
             raise SourceUnusable(str(error)) from error
         if not self._lineages:
-            raise SourceUnusable(f"there is no archive at {shown}")
+            raise SourceUnusable(f"there is no archive at {shown_url(shown)}")
 
     def snapshots(self) -> list[Held]:
         """See `Source.snapshots`."""

@@ -37,6 +37,7 @@ from veilmq.store.archive import (
     name_of,
     remove_others,
     segments,
+    shown_url,
     snapshots,
     upload,
 )
@@ -310,7 +311,7 @@ class Archive:
         if self._state.snapshot == self.epoch:
             folders = {folder for folder, _ in snapshots(self._place, self._state.lineage)}
             if not folders or (self._state.folder and self._state.folder not in folders):
-                log.warning("%s lacks the last snapshot (is it mounted?): a new one is written", self._url)
+                log.warning("%s lacks the last snapshot (is it mounted?): a new one is written", shown_url(self._url))
                 self._state.snapshot = 0
         self._looked_at = perf_counter()
 
