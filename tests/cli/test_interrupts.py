@@ -3,9 +3,12 @@ processes that it started."""
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ from tests.cli.conftest import HEEDING, WAIT_S
 
 import veilmq
 from veilmq import accelerator
+from veilmq.testing.local import VEILMQ
 
 HANDLERS = "import time\n\ndef handle(job):\n    time.sleep(60)\n"
 PROGRAM = f"{HEEDING}; from veilmq.__main__ import main; print('begun', flush=True); main()"
@@ -97,3 +101,55 @@ def test_an_interrupt_at_any_moment_is_quiet(tmp_path: Path, arguments: list[str
         code, told = interrupted(arguments + where.get(arguments[0], ["--data", "data"]), tmp_path, after_s)
         assert not [word for word in ("Traceback", "Exception ignored", "Fatal") if word in told], (after_s, told)
         assert code in QUIET or "holds no exported events" in told, (after_s, code, told)
+
+
+PORTS = ("--sqs", "127.0.0.1:0", "--azure", "127.0.0.1:0", "--mns", "127.0.0.1:0", "--admin", "127.0.0.1:0")
+
+
+class Contained:
+    """`veilmq serve` as process 1, as in a container: the system leaves out its own handling of signals there."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+
+    def wait_for(self, text: str) -> str:
+        """The next line of its log that holds the text."""
+        assert self.process.stderr is not None
+        return next(line for line in self.process.stderr if text in line)
+
+    def send_signal(self, number: signal.Signals) -> None:
+        kept = self.process.pid
+        (child,) = Path(f"/proc/{kept}/task/{kept}/children").read_text().split()
+        os.kill(int(child), number)
+
+
+@contextmanager
+def contained(*arguments: str) -> Iterator[Contained]:
+    own = [] if os.geteuid() == 0 else ["--map-root-user"]
+    command = ["unshare", "--pid", "--fork", "--kill-child", *own, *VEILMQ, "serve", *PORTS, *arguments]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield Contained(process)
+        finally:
+            process.kill()
+
+
+def test_process_1_ends_by_a_signal_that_comes_while_it_starts(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "settings.toml")
+    with contained("--config", str(tmp_path / "settings.toml")) as server, (tmp_path / "settings.toml").open("w"):
+        server.send_signal(signal.SIGTERM)  # it reads the file
+        assert server.process.wait(WAIT_S) == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_process_1_ends_at_once_by_a_second_signal(tmp_path: Path, second: signal.Signals) -> None:
+    waits = ("--body-deadline-s", "600", "--shutdown-deadline-s", "600")
+    with contained("--data", str(tmp_path / "data"), *waits) as server:
+        port = int(server.wait_for("sqs listens on").rpartition(":")[2])
+        server.wait_for("mns listens on")
+        with socket.create_connection(("127.0.0.1", port)) as slow:
+            slow.sendall(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\nAction")
+            server.send_signal(signal.SIGTERM)
+            server.wait_for("shutting down")
+            server.send_signal(second)
+            assert server.process.wait(WAIT_S) == 128 + second

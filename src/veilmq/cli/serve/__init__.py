@@ -1,8 +1,8 @@
 """`veilmq serve`: assembles clock, keys, service and admin port, and stops them in order.
 
 Strategy: flags and files are checked before the loop starts; each failure of the start has its exit code and its
-advice. A signal only sets an event. A second SIGINT or SIGTERM gets the system's default handler and ends the process
-at once, which loses nothing that was acknowledged.
+advice. A signal only sets an event. A second SIGINT or SIGTERM ends the process at once, which loses nothing that was
+acknowledged: by the system's default handler, or by that of `veilmq.__main__` for process 1.
 
 The token and the socket of the admin port (`AdminEntry`) are opened before any data port, so that a start that fails
 there has acknowledged nothing. The port itself (admin_port.py) takes 0.1 s to load, and comes later.
@@ -340,13 +340,14 @@ async def _serve(service: Service, manager: Manager, ended: asyncio.Event, entry
 
 
 def _on_signals(ended: asyncio.Event, service: Service, entry: "AdminEntry") -> None:
-    loop = asyncio.get_running_loop()
+    loop, before = asyncio.get_running_loop(), signal.getsignal(signal.SIGTERM)
+    at_once = before if callable(before) else signal.SIG_DFL
 
     def end(number: signal.Signals) -> None:
         log.info("%s: ending", number.name)
         for each in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(each)
-            signal.signal(each, signal.SIG_DFL)
+            signal.signal(each, at_once)
         ended.set()
         service.interrupt()
 
