@@ -35,7 +35,7 @@ from veilmq import accelerator
 from veilmq.cli.access import TOKEN_FILE
 from veilmq.cli.failures import Exit, Failure, closed_to_user, end_without, file_advice, foreign, own_and_closed
 from veilmq.cli.serve.push_room import serve_pushes
-from veilmq.cli.serve.systemd import READY, STOPPING, Manager
+from veilmq.cli.serve.systemd import READY, READY_SECONDS, STOPPING, Manager
 from veilmq.cli.sources import Resolved
 from veilmq.model.errors import VeilError
 from veilmq.model.settings.access import DEVELOPMENT_ACCOUNT
@@ -319,7 +319,7 @@ async def _serve(service: Service, manager: Manager, ended: asyncio.Event, entry
             gc.freeze()
             for name, listener in service.listeners.items():
                 log.info("%s listens on %s", name, " and ".join(listener.urls))
-            manager.notify(READY)
+            await asyncio.to_thread(manager.notify, READY, READY_SECONDS)
             waiting = asyncio.ensure_future(ended.wait())
             either: list[asyncio.Future[Any]] = [waiting, service.failed]
             with manager.watching():

@@ -27,6 +27,8 @@ from veilmq.server.config.settings import Address, SettingInvalid, Settings
 READY: Final = "READY=1"
 STOPPING: Final = "STOPPING=1"
 ALIVE: Final = "WATCHDOG=1"
+READY_SECONDS: Final = 30.0
+"""How long to try to tell READY, which is told once: without it the manager ends the server."""
 _FIRST: Final = 3
 """SD_LISTEN_FDS_START."""
 
@@ -43,15 +45,16 @@ class Manager(NamedTuple):
     given: int = 0
     """Open sockets, as file descriptors from 3 on."""
 
-    def notify(self, state: str) -> None:
-        """Tell it, if there is one."""
+    def notify(self, state: str, wait_s: float = 0.0) -> None:
+        """Tell it, if there is one. wait_s: for how long, if others have filled its queue."""
         if not self.address:
             return
         name = f"\0{self.address[1:]}" if self.address.startswith("@") else self.address
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
-                manager.setblocking(False)
-                manager.sendto(state.encode(), name)
+                manager.settimeout(wait_s)
+                manager.connect(name)  # what is not connected counts as writable though the queue is full
+                manager.send(state.encode())
         except (OSError, ValueError) as error:
             log.warning("NOTIFY_SOCKET %s cannot be told %s: %s", self.address, state, error)
 
