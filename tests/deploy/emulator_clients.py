@@ -51,6 +51,11 @@ def localstack() -> None:
     assert other["QueueUrl"] == "http://localstack:4566/111111111111/orders"
     direct = sqs("http://sqs.us-east-1.localhost.localstack.cloud:4566", "us-east-1", "test")
     assert direct.list_queues()["QueueUrls"] == [written]
+    away = sqs("http://localhost.localstack.cloud:4566", "eu-west-1", "test")
+    url = away.create_queue(QueueName="away")["QueueUrl"]
+    assert url == "http://sqs.eu-west-1.localhost.localstack.cloud:4566/000000000000/away", url
+    away.send_message(QueueUrl=url, MessageBody="by the URL of another region")
+    assert client.list_queues()["QueueUrls"] == ["http://localstack:4566/000000000000/orders"]
 
 
 def azurite() -> None:

@@ -121,7 +121,9 @@ def test_a_service_in_the_place_of_an_emulator_answers_to_its_name(name: str) ->
 @for_each("name", list(EMULATORS))
 def test_what_was_written_for_an_emulator_works_unchanged(tmp_path: Path, name: str) -> None:
     service = EMULATORS[name]
-    names = " ".join(service["environment"]["VEILMQ_DEV_HOST"].split(","))
+    names = service["environment"]["VEILMQ_DEV_HOST"].replace(",", " ")
+    if domain := service["environment"].get("VEILMQ_BASE_DOMAIN"):
+        names = " ".join([names, domain, *(f"sqs.{region}.{domain}" for region in ("us-east-1", "eu-west-1"))])
     (tmp_path / "hosts").write_text(f"127.0.0.1 localhost\n10.77.0.1 {names}\n")
     (tmp_path / "elasticmq.conf").write_text(CONFIGURATION)
     (tmp_path / "bin").mkdir(exist_ok=True)
