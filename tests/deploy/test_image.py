@@ -7,6 +7,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+from veilmq.testing.for_each import for_each
+
 ROOT = Path(__file__).parents[2]
 FILE = (ROOT / "deploy" / "Containerfile").read_text()
 SERVING = FILE[FILE.rindex("\nFROM ") :]
@@ -31,6 +33,26 @@ def test_what_it_copies_makes_the_wheel(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(list((tmp_path / "wheel").iterdir())) == 1
+
+
+@for_each(
+    ("extras", "packages", "installed"),
+    [
+        ("", "", ""),
+        ("large,telemetry", "", "a.whl[large,telemetry]"),
+        ("large", "s3fs x", "a.whl[large] s3fs x"),
+        ("", "x", "a.whl x"),
+    ],
+)
+def test_extras_and_packages_are_installed_beside_the_wheel(
+    tmp_path: Path, extras: str, packages: str, installed: str
+) -> None:
+    (tmp_path / "a.whl").touch()
+    (script,) = re.findall(r"if \[ -n .*; fi", FILE)
+    script = script.replace("/opt/veilmq/bin/pip install --no-cache-dir", "echo").replace("/wheel/", "")
+    told = {"EXTRAS": extras, "PACKAGES": packages}
+    done = subprocess.run(["sh", "-euc", script], cwd=tmp_path, env=told, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == installed
 
 
 def test_it_serves_without_privileges_and_with_a_probe() -> None:
