@@ -175,6 +175,7 @@ def test_wrong_flags_and_files(serve: Serve, tmp_path: Path, keys: Path) -> None
         (["--tls-cert", str(text), "--tls-key", str(text)], "TLS"),
         (["--tls-cert", str(tmp_path / "none.pem"), "--tls-key", str(text)], f"--tls-cert {tmp_path / 'none.pem'}: No"),
         (["--tls-cert", str(text), "--tls-key", str(tmp_path / "none.pem")], f"--tls-key {tmp_path / 'none.pem'}: No"),
+        (["--tls-cert", "/proc/self/mem", "--tls-key", str(text)], "--tls-cert /proc/self/mem: Input/output error"),
     ):
         server = serve(*arguments)
         assert server.ended() == 2, (arguments, server.told())

@@ -75,7 +75,7 @@ class Certificate:
     def __init__(self, certificate: Path, key: Path, now: Instant) -> None:
         """certificate: PEM, the server's own first, then its issuers. key: PEM, without a passphrase.
 
-        Raises OSError if a file cannot be read, ssl.SSLError if it is malformed or the key does not match.
+        Raises OSError with the file's name if it cannot be read, ssl.SSLError if it is malformed or the key does not match.
         """
         self._certificate, self._key = certificate, key
         self._reading = asyncio.Lock()
@@ -109,10 +109,10 @@ class Certificate:
     def _load(self) -> tuple[ssl.SSLContext, bytes]:
         """A context with the pair, and the text of the certificate. Logs a warning if others may read the key."""
         files = self._certificate, self._key
-        texts = [path.read_bytes() for path in files]  # load_cert_chain does not say which of the two is missing
+        texts = [_read(path) for path in files]  # load_cert_chain does not say which of the two is missing
         pair = _for_http(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
         load_pair(pair, *files)
-        if [path.read_bytes() for path in files] != texts:
+        if [_read(path) for path in files] != texts:
             raise ssl.SSLError(0, f"{self._certificate} with {self._key}: they were written meanwhile")
         # Not refused, unlike credentials: a mount or a system group may allow no other mode.
         if self._key.stat().st_mode & 0o077:
@@ -163,6 +163,14 @@ def tell_end(certificate: Path, text: bytes, now: Instant) -> Instant | None:
     else:
         logger.info("the certificate in %s is valid until %s", certificate, end)
     return Instant(int(end.timestamp()) * SECOND_US)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        error.filename = str(path)  # a read that fails does not name the file, as an open that fails does
+        raise
 
 
 def _no_passphrase() -> str:
