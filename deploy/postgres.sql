@@ -1,14 +1,21 @@
 -- Makes the role and the database of a VeilMQ cluster, and says what is wrong with PostgreSQL's settings. A second run
 -- changes nothing. On the primary, as a superuser, once its standby is connected:
 --
---     psql -v ON_ERROR_STOP=1 -v password=SECRET -d postgres -f postgres.sql
+--     psql -v password=SECRET -d postgres -f postgres.sql
 --
--- Both are called veilmq, or as `-v name=NAME` says.
+-- It exits with 3 if something is wrong, and has made nothing then. Both are called veilmq, or as `-v name=NAME` says.
 -- Then: veilmq cluster init --cluster postgresql://veilmq@PRIMARY,STANDBY/veilmq
 \set QUIET on
+\set ON_ERROR_STOP on
+\set VERBOSITY terse
 \if :{?name}
 \else
     \set name veilmq
+\endif
+\if :{?password}
+    \set has_password true
+\else
+    \set has_password false
 \endif
 \pset tuples_only on
 \pset format unaligned
@@ -16,6 +23,7 @@
 select string_agg(said, e'\n') as wrong from (
     select 'PostgreSQL ' || current_setting('server_version') || ' is too old: use 14 or later'
         where current_setting('server_version_num')::int < 140000
+    union all select 'the role needs a password: give -v password=SECRET' where not :has_password
     union all select 'this is a standby: run this on the primary' where pg_is_in_recovery()
     union all select 'no standby confirms commits: set synchronous_standby_names'
         where btrim(current_setting('synchronous_standby_names')) = ''
@@ -33,7 +41,7 @@ select string_agg(said, e'\n') as wrong from (
 \endif
 \if :is_wrong
     \echo :wrong
-    \quit
+    do $$ begin raise 'nothing was made'; end $$;
 \endif
 
 select format('create role %I login password %L', :'name', :'password')

@@ -119,23 +119,27 @@ def test_the_script_makes_a_role_that_can_do_all(own_pair: Pair) -> None:
     """Where something is wrong it says so, and makes nothing."""
     programs, primary = own_pair.primary.programs, own_pair.primary
 
-    def run() -> str:
-        given = ("-v", "ON_ERROR_STOP=1", "-v", "password=it's", "-v", "name=mq")
-        command = [programs.program("psql"), "-X", *given, "-d", primary.dsn, "-f", "-"]
+    def run(*given: str) -> str:
+        command = [programs.program("psql"), "-X", *given, "-v", "name=mq", "-d", primary.dsn, "-f", "-"]
         script = (DEPLOY / "postgres.sql").read_text()
-        done = subprocess.run(command, input=script, capture_output=True, text=True, check=True)
+        done = subprocess.run(command, input=script, capture_output=True, text=True)
+        outcome = (0, "") if done.stdout.startswith("ready") else (3, "nothing was made\n")
+        assert (done.returncode, done.stderr.partition("ERROR:  ")[2]) == outcome, done
         return done.stdout.strip()
+
+    password = ("-v", "password=it's")
 
     primary.set("synchronous_standby_names", "")
     primary.set("fsync", "off")
     wrong = "no standby confirms commits: set synchronous_standby_names\nfiles are not synced: set fsync = on"
-    assert run() == wrong
+    assert run(*password) == wrong
     primary.set("synchronous_standby_names", "elsewhere")
     primary.set("fsync", "on")
-    assert run() == "none of the standbys in synchronous_standby_names is connected: start it"
+    assert run(*password) == "none of the standbys in synchronous_standby_names is connected: start it"
     assert primary.query("select 1 from pg_roles where rolname = 'mq'") == []
     primary.set("synchronous_standby_names", own_pair.standby.name)
-    assert run() == run() == "ready: run veilmq cluster init"
+    assert run() == "the role needs a password: give -v password=SECRET"
+    assert run(*password) == run(*password) == "ready: run veilmq cluster init"
     postgres = Postgres(make_conninfo(own_pair.dsn, user="mq", dbname="mq"))
     shard = init(postgres, state_format=STATE_FORMAT)
     with postgres.connect() as session:
