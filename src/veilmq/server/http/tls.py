@@ -75,7 +75,8 @@ class Certificate:
     def __init__(self, certificate: Path, key: Path, now: Instant) -> None:
         """certificate: PEM, the server's own first, then its issuers. key: PEM, without a passphrase.
 
-        Raises OSError with the file's name if it cannot be read, ssl.SSLError if it is malformed or the key does not match.
+        Raises OSError with a file's name if it cannot be read, ssl.SSLError if it is malformed or the key does not
+        match.
         """
         self._certificate, self._key = certificate, key
         self._reading = asyncio.Lock()
