@@ -97,10 +97,12 @@ def place_at(url: str) -> Place:
         return Folder(Path(rest if mark else url))
     try:
         import fsspec
+        from fsspec.config import apply_config
 
         kind = fsspec.get_filesystem_class(_ALIASES.get(scheme, scheme))
-        signature(kind.__init__).bind(None)  # before one is made: what is half made complains on stderr when it goes
-        return Objects(kind(use_listings_cache=False), scheme, url)
+        given = apply_config(kind, {"use_listings_cache": False})
+        signature(kind.__init__).bind(None, **given)  # what is half made complains on stderr when it goes
+        return Objects(kind(**given), scheme, url)
     except ModuleNotFoundError as error:
         advice = "pip install 'veilmq[large]', and s3fs for s3://"
         raise PlaceUnusable(f"{shown_url(url)}: the package {error.name} is missing: {advice}") from None
