@@ -9,9 +9,10 @@ from typing import Final
 
 import apsw
 import pytest
+from tests.support.acknowledged import everything_in
 from tests.support.contract.stage import TESTER, Stage
 from tests.support.damaged import FILES, Lived, judge, live
-from tests.support.sqlite import SMALL, store_of
+from tests.support.sqlite import SMALL, SqliteFactory, store_of
 
 from veilmq.model.commands import Delete
 from veilmq.model.errors import ReceiptInvalid
@@ -156,9 +157,7 @@ def test_a_destroyed_page_is_filled_from_the_backup(closed: Lived, tmp_path: Pat
     counts: Counter[str] = Counter()
     for page in leaves(closed.directory / "veilmq.db"):
         directory = closed.copy(tmp_path / "damaged")
-        with (directory / "veilmq.db").open("r+b") as file:
-            file.seek((page - 1) * PAGE_BYTES)
-            file.write(bytes(PAGE_BYTES))
+        zero(directory / "veilmq.db", page)
         verdict = judge(closed, directory, tmp_path / "repaired", backup if with_backup else None)
         assert verdict.told
         assert verdict.repair is not None
@@ -170,6 +169,12 @@ def test_a_destroyed_page_is_filled_from_the_backup(closed: Lived, tmp_path: Pat
         }
         shutil.rmtree(directory)
     assert counts["full"] == sum(counts.values()) if with_backup else counts["partly"] >= 2
+
+
+def zero(database: Path, page: int) -> None:
+    with database.open("r+b") as file:
+        file.seek((page - 1) * PAGE_BYTES)
+        file.write(bytes(PAGE_BYTES))
 
 
 def leaves(database: Path) -> list[int]:
@@ -192,14 +197,46 @@ def test_what_was_deleted_since_the_backup_does_not_come_back(stage: Stage, tmp_
     stage.store.close()
     database = store_of(stage).directory.database
     (page,) = leaves(database)
-    with database.open("r+b") as file:
-        file.seek((page - 1) * PAGE_BYTES)
-        file.write(bytes(PAGE_BYTES))
+    zero(database, page)
     report = repaired(database.parent, tmp_path / "new", tmp_path / "backup")
     assert report.is_whole, report
     (content,) = report.queues
     assert content.visible + content.in_flight == 5  # what came since is still in the redo log
     stage.open()
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_backup_of_another_history_replaces_no_message(tmp_path: Path, told: bool) -> None:
+    """An earlier copy was restored and served after the backup was made: both gave the same numbers. The backup's
+    history tells it, or else the ids do."""
+    first = Stage(SqliteFactory(tmp_path / "first", SMALL))
+    queue = first.create()
+    for number in range(12):
+        first.send(queue, f"before {number}".ljust(300))
+    backup_directory(store_of(first).directory.database, tmp_path / "earlier")
+    for number in range(24):
+        first.send(queue, f"left behind {number}".ljust(300))
+    backup_directory(store_of(first).directory.database, tmp_path / "backup")
+    first.store.close()
+    if not told:
+        connection = connect(tmp_path / "backup" / "veilmq.db")
+        connection.execute("DELETE FROM history")
+        connection.close()
+    served = Stage(SqliteFactory(tmp_path / "earlier", SMALL))
+    for number in range(24):
+        served.send(queue, f"after {number}".ljust(300))
+    served.store.close()
+    for page in leaves(tmp_path / "earlier" / "veilmq.db"):
+        directory = shutil.copytree(tmp_path / "earlier", tmp_path / f"page {page}")
+        zero(directory / "veilmq.db", page)
+        report = repaired(directory, tmp_path / f"new {page}", tmp_path / "backup")
+        store = SqliteStore(tmp_path / f"new {page}", SMALL)
+        bodies = [message.body for message in everything_in(store, queue, first.now)]
+        store.close()
+        assert not [body for body in bodies if body.startswith("left behind")]
+        assert deliverable(report) + report.missing_count == 36
+        assert report.is_whole == (not report.missing_count)
+        assert any("has another history" in each for each in report.found) == told
 
 
 def test_a_backup_newer_than_the_database_is_taken_in_its_place(stage: Stage, tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ STRAYS: Final = (
     " AND generation NOT IN (SELECT generation FROM garbage)"
 )
 """Messages of no queue."""
+_EVENTS_AT: Final = "SELECT events FROM history WHERE offset = ?"
 _HIGHEST: Final = "SELECT max(ifnull((SELECT max(sequence) FROM message), 0), ifnull((SELECT sequence FROM mark), 0))"
 
 Range = tuple[int, int]
@@ -236,6 +237,11 @@ class Salvage:
         """Look for the rows in doubt in all other places."""
         self.target.execute("CREATE INDEX salvage ON message (id)")
         self._drop_left()
+        branched = backup is not None and self._has_branched(backup)
+        if backup is not None and branched:
+            self.report.found.append(
+                f"the backup {backup.database.parent} has another history: only what it proves is taken from it"
+            )
         for name in ("queue", "topic", "subscription", "message", "lease", "origin"):
             table = self._tables[name]
             if not self._doubt[name]:
@@ -243,7 +249,9 @@ class Salvage:
             count = self._fill(table, self._elsewhere(table))
             if count:
                 self.report.found.append(f"{name}: {count} rows came from older or stray pages of veilmq.db")
-            if backup is not None and (count := self._fill(table, self._in_backup(table, backup))):
+            if backup is None or branched:
+                continue
+            if count := self._fill(table, self._in_backup(table, backup)):
                 self.report.found.append(f"{name}: {count} rows came from the backup {backup.database.parent}")
         self._place_journal()
         self._place_astray()
@@ -255,6 +263,16 @@ class Salvage:
         for sequence, message in self.facts.left:
             self.target.execute("DELETE FROM message WHERE sequence = ? AND id = ?", (sequence, message))
 
+    def _has_branched(self, backup: Backup) -> bool:
+        """Whether the last offset that both histories have was given to other events: one of the two was served again
+        from an earlier copy, and the same numbers name other messages. One flipped bit makes no other events."""
+        theirs: Any = backup.connection.cursor().execute("SELECT offset FROM history ORDER BY offset DESC")
+        for (offset,) in theirs:
+            for (ours,) in read(self.target, _EVENTS_AT, (offset,)):
+                ((events,),) = read(backup.connection, _EVENTS_AT, (offset,))
+                return (int.from_bytes(ours) ^ int.from_bytes(events)).bit_count() > 1
+        return False
+
     def _fill(self, table: Table, candidates: Iterable[Values]) -> int:
         count = 0
         for row in candidates:
@@ -262,7 +280,7 @@ class Salvage:
             if not self.in_doubt(table.name, number) or self._is_there(table, number):
                 continue
             if table.name == "message":
-                if (number, row[5]) in self.facts.left or self._went_on(row):
+                if (number, row[5]) in self.facts.left or self._is_another(number, row[5]) or self._went_on(row):
                     continue
                 self._count_again(row)
             count += self._take(table, row, "another has its name")
@@ -270,6 +288,11 @@ class Salvage:
 
     def _is_there(self, table: Table, number: int) -> bool:
         return self.target.execute(f"SELECT 1 FROM {table.name} WHERE rowid = ?", (number,)).fetchone() is not None
+
+    def _is_another(self, sequence: int, message: bytes) -> bool:
+        """Whether the sequence is known to be that of another message."""
+        known = self.facts.alive.get(sequence) or self._journal.get(sequence)
+        return known is not None and known.id != message
 
     def _went_on(self, row: Values) -> bool:
         """Whether the message is in another queue meanwhile, or its queue was purged or deleted."""
@@ -298,8 +321,11 @@ class Salvage:
             statement = f"SELECT * FROM {table.name} WHERE rowid BETWEEN ? AND ?"
             yield from backup.connection.cursor().execute(statement, (low, high))
         if table.name == "message":
-            packed: Any = backup.connection.execute("SELECT messages FROM memtable").fetchall()
-            yield from (msgspec.structs.astuple(each) for (batch,) in packed for each in _JOURNAL.decode(batch))
+            yield from self._unflushed_in(backup)
+
+    def _unflushed_in(self, backup: Backup) -> Iterator[Values]:
+        for (batch,) in read(backup.connection, "SELECT messages FROM memtable"):
+            yield from map(msgspec.structs.astuple, _JOURNAL.decode(batch))
 
     def _place_journal(self) -> None:
         table = self._tables["message"]
@@ -344,7 +370,9 @@ class Salvage:
         if found:
             self.report.found.append(f"{found} messages came from old pages of veilmq.db or veilmq.db-wal")
         if backup is not None and (found := self._find(wanted, self._wanted_in(backup, wanted))):
-            self.report.found.append(f"{found} damaged messages came from the backup {backup.database.parent}")
+            self.report.found.append(
+                f"{found} missing or damaged messages came from the backup {backup.database.parent}"
+            )
 
     def _find(self, wanted: dict[int, bytes], rows_found: Iterable[Values]) -> int:
         """Take the wanted messages among these, and remove them from the wanted; returns how many."""
@@ -362,6 +390,7 @@ class Salvage:
     def _wanted_in(self, backup: Backup, wanted: dict[int, bytes]) -> Iterator[Values]:
         for sequence in list(wanted):
             yield from read(backup.connection, "SELECT * FROM message WHERE sequence = ?", (sequence,))
+        yield from self._unflushed_in(backup)
 
     def _all_pages(self) -> Iterator[bytes]:
         return (self._image[number] for number in range(2, self._image.count + 1))
