@@ -218,6 +218,7 @@ def _shown_repair(report: "Repair", data: Path) -> str:
         lines.append(f"perhaps missing: what {report.events_missing} events did that were committed last")
     elif report.may_miss:
         lines.append("perhaps missing: messages of which nothing is known")
+    lines += [f"perhaps missing: rows of the table {each}" for each in report.tables_in_doubt]
     if report.again_count:
         lines.append(f"{report.again_count} messages may be delivered again: nobody knows whether they were deleted")
     if report.exported:

@@ -50,6 +50,8 @@ class Repair(msgspec.Struct):
     """Pages that do not match their checksums: what their rows say may be wrong."""
     may_miss: bool = False
     """Whether messages may be missing of which nothing is known."""
+    tables_in_doubt: list[str] = []
+    """Tables beside that of the messages whose rows may be missing, and follow from nothing else."""
     exported: int = 0
     """Rows that have no place in the new directory."""
     export: str = ""
@@ -62,7 +64,7 @@ class Repair(msgspec.Struct):
         """Whether everything that was acknowledged is in its place."""
         quarantined = any(each.quarantined for each in self.queues)
         short = self.missing_count or self.events_missing or self.may_miss or self.again_count or self.pages_wrong
-        return not (short or self.exported or self.problems or quarantined)
+        return not (short or self.tables_in_doubt or self.exported or self.problems or quarantined)
 
     def of(self, queue: str) -> QueueContent:
         """The queue's line."""

@@ -21,13 +21,19 @@ from veilmq.store.sqlite.raw import Accepts, Gap, Image, Row, Values, leaf_rows,
 from veilmq.store.sqlite.raw.logs import Frame
 from veilmq.store.sqlite.repair import Export, MissingMessage, Repair
 from veilmq.store.sqlite.repair.tables import Table, accepts_schema, is_whole, mended_message, read, readable, tables
+from veilmq.store.sqlite.tools.backup import OWN
 from veilmq.store.sqlite.tools.books import Entered, Facts, Recorded, entered
 
 NUMBER_MAX: Final = (1 << 63) - 1
 _LEFT_OUT: Final = frozenset(
-    {"secret", "receive_attempt", "redo_log", "snapshot", "history_index", "rollup_mark", "log_position"}
+    {"secret", "receive_attempt", "redo_log", "snapshot", "history_index", "rollup_mark", *OWN}
 )
-"""Tables that mean nothing in the new database: it has a key of its own, and its history begins with a snapshot."""
+"""Tables that mean nothing in the new database: it has a key of its own, nobody is signed in there, and its history
+begins with a snapshot."""
+_DERIVED: Final = _LEFT_OUT | {
+    "mark", "last_number", "message_group", "quarantine", "rollup_minute", "rollup_hour", "rollup_period",
+}  # fmt: skip
+"""Tables that follow from others, or only count what they hold."""
 EVENTS: Final = msgspec.msgpack.Decoder(list[Event])
 _JOURNAL: Final = msgspec.msgpack.Decoder(list[MessageRow])
 STRAYS: Final = (
@@ -36,6 +42,7 @@ STRAYS: Final = (
 )
 """Messages of no queue."""
 _EVENTS_AT: Final = "SELECT events FROM history WHERE offset = ?"
+_OF_MESSAGES: Final = ("message", "memtable")
 _HIGHEST: Final = "SELECT max(ifnull((SELECT max(sequence) FROM message), 0), ifnull((SELECT sequence FROM mark), 0))"
 
 Range = tuple[int, int]
@@ -89,7 +96,7 @@ class Salvage:
     def _is_wanted(self, sequence: int) -> bool:
         if sequence in self._journal or sequence in self._strays or sequence in self.damaged:
             return True
-        return self.in_doubt("message", sequence)
+        return self.in_doubt("message", sequence) or bool(self._doubt["memtable"])
 
     def copy(self) -> None:
         """Take over all tables."""
@@ -100,6 +107,8 @@ class Salvage:
         for name, ranges in self._doubt.items():
             if ranges and name not in _LEFT_OUT:
                 self.report.found.append(f"veilmq.db: table {name} has pages that cannot be read, or not to the end")
+        found = (name for name, ranges in self._doubt.items() if ranges and name not in _DERIVED)
+        self.report.tables_in_doubt = [name for name in found if name not in _OF_MESSAGES]
 
     def keys(self) -> list[bytes]:
         """The receipt keys with which the redo log may have been written."""
@@ -428,7 +437,7 @@ class Salvage:
         for sequence, fact in self._missing():
             name = names.get(fact.queue, f"number {fact.queue}")
             self.report.miss(MissingMessage(name, id_text(fact.id), sequence, fact.sent))
-        if self._doubt["message"] and not self.history_is_whole:
+        if any(self._doubt[name] for name in _OF_MESSAGES) and not self.history_is_whole:
             self.report.may_miss = True
 
 

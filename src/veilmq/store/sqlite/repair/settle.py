@@ -13,11 +13,13 @@ from veilmq.model.commands import SERVER
 from veilmq.model.instant import DAY_US
 from veilmq.model.settings.queue import FIFO_SUFFIX, PRIORITY_DEFAULT, PRIORITY_MAX, QueueSettings, with_change
 from veilmq.store.sqlite.batch.queues import SETTINGS_DECODER, SETTINGS_ENCODER
+from veilmq.store.sqlite.batch.rollups import HOUR_PERIODS, HOURS, MINUTES, PERIOD_SHIFT
 from veilmq.store.sqlite.messages.groups import FIRST_OF_FIFO, FIRST_OF_TENANT
 from veilmq.store.sqlite.repair.salvage import STRAYS, Salvage
 from veilmq.store.sqlite.repair.tables import read
 from veilmq.store.sqlite.tools import HIDDEN_US_MAX
 from veilmq.store.sqlite.tools.books import KEY_PARTS, incarnations
+from veilmq.store.sqlite.upkeep.rollups import ROW_BYTES
 
 _LIVE: Final = "(SELECT generation FROM queue WHERE deleted IS NULL)"
 _FIFO: Final = f"(SELECT generation FROM queue WHERE deleted IS NULL AND substr(name, -5) = '{FIFO_SUFFIX}')"
@@ -80,6 +82,12 @@ _REST: Final = (
     "DELETE FROM send_template WHERE incarnation NOT IN (SELECT incarnation FROM queue WHERE deleted IS NULL)",
     "INSERT OR IGNORE INTO expiry_hold VALUES (1, 0)",
     "UPDATE expiry_hold SET held_us = max(held_us, 0)",
+    "UPDATE rollup_period SET rows = 0, bytes = 0",  # in such a period, too, the server ran
+    *(
+        f"INSERT OR REPLACE INTO rollup_period SELECT {first} + (id >> {PERIOD_SHIFT}), count(*),"
+        f" sum(length(numbers) + {ROW_BYTES}) FROM {table} GROUP BY 1"
+        for table, first in ((MINUTES, 0), (HOURS, HOUR_PERIODS))
+    ),
 )
 
 
@@ -89,6 +97,7 @@ def settle(salvage: Salvage, now: int) -> None:
     _name_queues(salvage)
     _drop_garbage(target)
     _assign_queues(salvage)
+    _make_lost_queues(salvage)
     target.execute("DELETE FROM quarantine WHERE sequence NOT IN (SELECT sequence FROM message)")
     for sequence in salvage.damaged:
         statement = "INSERT OR IGNORE INTO quarantine SELECT sequence, generation, ? FROM message WHERE sequence = ?"
@@ -100,6 +109,12 @@ def settle(salvage: Salvage, now: int) -> None:
     for statement in (*_LINES, *_LEASES, *_GROUPS, *_REST):
         target.execute(statement, {name: value for name, value in bound.items() if f":{name}" in statement})
     _drop_orphans(salvage)
+
+
+_GENERATION: Final = (
+    "SELECT max(ifnull((SELECT max(generation) FROM queue), 0), ifnull((SELECT max(generation) FROM message), 0),"
+    " ifnull((SELECT generation FROM mark), 0))"
+)
 
 
 def server(target: apsw.Connection) -> int:
@@ -181,8 +196,18 @@ def _assign_queues(salvage: Salvage) -> None:
         _found_queue(salvage, highest + 1, generation)
 
 
+def _make_lost_queues(salvage: Salvage) -> None:
+    """Make the queues again that the history knows and that held no message."""
+    target, facts = salvage.target, salvage.facts
+    known = {incarnation for (incarnation,) in read(target, "SELECT incarnation FROM queue")}
+    for incarnation in sorted(facts.settings.keys() - facts.deleted - known):
+        if salvage.in_doubt("queue", incarnation):
+            ((highest,),) = read(target, _GENERATION)
+            _found_queue(salvage, incarnation, highest + 1)
+
+
 def _found_queue(salvage: Salvage, incarnation: int, generation: int) -> int:
-    """Make a queue for messages that have none, as the history knows it; returns its generation."""
+    """Make a queue as the history knows it, or else with the default settings; returns its generation."""
     target = salvage.target
     known = salvage.facts.settings.get(incarnation, {})
     key = (known.get("account", "000000000000"), known.get("region", "us-east-1"))
@@ -193,7 +218,7 @@ def _found_queue(salvage: Salvage, incarnation: int, generation: int) -> int:
     settings = _settings(salvage, incarnation, name) or _default(name)
     values = (incarnation, *key, name, generation, 0, 0, None, None, SETTINGS_ENCODER.encode(settings))
     target.execute("INSERT OR REPLACE INTO queue VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
-    salvage.report.found.append(f"queue {'/'.join((*key, name))}: made for messages whose queue cannot be read")
+    salvage.report.found.append(f"queue {'/'.join((*key, name))}: made again, because its row cannot be read")
     return generation
 
 

@@ -60,9 +60,10 @@ def tables(connection: apsw.Connection) -> dict[str, Table]:
     for (name,) in read(connection, "SELECT name FROM sqlite_schema WHERE type = 'table'"):
         columns = read(connection, f"PRAGMA table_info({name})")
         types = [_TYPES[column[2]] for column in columns]
-        keys = [at for at, column in enumerate(columns) if column[5] and column[2] == "INTEGER"]
+        keys = [at for at, column in enumerate(columns) if column[5]]
+        is_rowid = len(keys) == 1 and types[keys[0]] is int
         nullable = [not column[3] for column in columns]
-        found[name] = Table(name, types, nullable, keys[0] if keys else None)
+        found[name] = Table(name, types, nullable, keys[0] if is_rowid else None)
     return found
 
 

@@ -28,7 +28,7 @@ from veilmq.store.sqlite.effects import MOVE, digest, position
 from veilmq.store.sqlite.tools import check
 
 _PAGES_STEP: Final = 1_024
-_OWN: Final = ("console_session", "log_position", "shared")
+OWN: Final = ("console_session", "log_position", "shared")
 """Tables of the original alone: who is signed in there, and what is its cluster's."""
 
 Progress = Callable[[int, int], None]
@@ -245,7 +245,7 @@ def renew(part: Path) -> None:
         connection.pragma("synchronous", "EXTRA")
         connection.pragma("secure_delete", True)
         connection.execute("INSERT OR REPLACE INTO secret VALUES (1, ?, ?)", fresh_secret())
-        for table in _OWN:
+        for table in OWN:
             if connection.execute("SELECT 1 FROM sqlite_schema WHERE name = ?", (table,)).fetchone():
                 connection.execute(f"DELETE FROM {table}")
         if not has_checksums(connection):

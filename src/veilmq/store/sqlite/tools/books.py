@@ -269,6 +269,8 @@ class Facts:
         """Whether a snapshot came to its end: it names every message."""
         self.settings: dict[int, dict[str, Any]] = {}
         """By incarnation: the account, region, name and settings of a queue."""
+        self.deleted: set[int] = set()
+        """Incarnations of deleted queues."""
 
     def learn(self, events: Iterable[Event]) -> None:
         """Take these events into account, in their order."""
@@ -283,6 +285,8 @@ class Facts:
         note_settings(self.settings, event)
         if kind in _EMPTIES:
             self._empty(event.queue)
+            if kind == Kind.QUEUE_DELETED:
+                self.deleted.add(event.queue)
         elif sequence is not None and event.message is not None and self._wanted(sequence):
             if kind in _LEAVES:
                 self.left.add((sequence, event.message))
