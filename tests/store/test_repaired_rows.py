@@ -24,6 +24,7 @@ from veilmq.store.sqlite.repair.repair import repair
 from veilmq.store.sqlite.store import SqliteStore
 from veilmq.store.sqlite.tools import check
 from veilmq.store.sqlite.tools.backup import backup_directory
+from veilmq.testing.for_each import for_each
 
 PAGE_BYTES: Final = 4096
 QUEUE: Final = 2
@@ -148,6 +149,37 @@ def test_messages_of_a_lost_journal_are_missing(tmp_path: Path) -> None:
     assert rows_of(tmp_path / "copy" / "veilmq.db")["memtable"]
     report = repaired(zero(tmp_path / "copy", "memtable"), tmp_path / "new")
     assert report.missing_count == 3
+
+
+UNDECODABLE: Final = {
+    "plan": "UPDATE plan SET plans = x'c1'",
+    "retiming": "UPDATE retiming SET before = x'c1'",
+    "move_task": "UPDATE move_task SET destination = x'c1'",
+    "move_task's status": "UPDATE move_task SET status = 'rvnning'",
+    "job": "UPDATE job SET filter = x'c1'",
+    "job's destination": "UPDATE job SET destination = x'c1'",
+    "job's status": "UPDATE job SET status = 'rvnning'",
+    "job's act": "UPDATE job SET act = 'remove'",
+    "lease": "UPDATE lease SET failure = x'c1' WHERE sequence = (SELECT min(sequence) FROM lease)",
+    "send_template": "UPDATE send_template SET message = x'c1'",
+    "rollup_minute": "UPDATE rollup_minute SET numbers = x'c1'",
+    "rollup_hour": "UPDATE rollup_hour SET numbers = x'c1'",
+}
+
+
+@for_each("name", UNDECODABLE)
+def test_a_row_that_no_server_can_decode_is_told_and_left_out(filled: Lived, tmp_path: Path, name: str) -> None:
+    directory = change(filled.copy(tmp_path / f"damaged {name}"), UNDECODABLE[name])
+    (problem,) = check(directory / "veilmq.db").problems
+    table = name.partition("'")[0]
+    assert table in problem.text
+    report = repaired(directory, tmp_path / f"new {name}")
+    assert (report.exported, report.is_whole) == (1, False)
+    assert f'"table": "{table}"' in Path(report.export).read_text()
+    found, before = rows_of(tmp_path / f"new {name}" / "veilmq.db"), rows_of(directory / "veilmq.db")
+    assert len(found[table]) == len(before[table]) - (name != "lease")
+    assert len(found["message"]) == len(before["message"])
+    SqliteStore(tmp_path / f"new {name}", SMALL).close()
 
 
 def test_the_sizes_of_rollups_are_counted_again(filled: Lived, tmp_path: Path) -> None:

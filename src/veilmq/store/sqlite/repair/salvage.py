@@ -423,14 +423,14 @@ class Salvage:
                 yield sequence, fact
 
     def drop_undecodable(self, *names: str) -> None:
-        """Take rows out that a start could not load."""
+        """Take rows out that a server could not decode."""
         for name in names:
             table = self._tables[name]
-            for row in read(self.target, f"SELECT * FROM {name}"):
+            for rowid, *row in read(self.target, f"SELECT rowid, * FROM {name}"):
                 values = [None if at == table.key else value for at, value in enumerate(row)]
-                if not table.accepts(row[0], tuple(values), True):
-                    self.export.add(name, row, "it cannot be decoded")
-                    self.target.execute(f"DELETE FROM {name} WHERE rowid = ?", (row[0],))
+                if not table.accepts(rowid, tuple(values), True):
+                    self.export.add(name, tuple(row), "it cannot be decoded")
+                    self.target.execute(f"DELETE FROM {name} WHERE rowid = ?", (rowid,))
 
     def list_missing(self, names: dict[int, str]) -> None:
         """Report the messages that were there by the history, and are nowhere."""

@@ -91,6 +91,10 @@ _REST: Final = (
 )
 
 
+_DECODED: Final = ("topic", "subscription", "plan", "retiming", "job", "move_task", "send_template", MINUTES, HOURS)
+"""Tables whose rows a server decodes, or `check`, and that no message needs."""
+
+
 def settle(salvage: Salvage, now: int) -> None:
     """Make the tables consistent. now: the lease clock."""
     target = salvage.target
@@ -98,6 +102,8 @@ def settle(salvage: Salvage, now: int) -> None:
     _drop_garbage(target)
     _assign_queues(salvage)
     _make_lost_queues(salvage)
+    salvage.drop_undecodable(*_DECODED)
+    _drop_failures(salvage)
     target.execute("DELETE FROM quarantine WHERE sequence NOT IN (SELECT sequence FROM message)")
     for sequence in salvage.damaged:
         statement = "INSERT OR IGNORE INTO quarantine SELECT sequence, generation, ? FROM message WHERE sequence = ?"
@@ -111,6 +117,7 @@ def settle(salvage: Salvage, now: int) -> None:
     _drop_orphans(salvage)
 
 
+_FAILURE: Final = msgspec.msgpack.Decoder(tuple[str, str])
 _GENERATION: Final = (
     "SELECT max(ifnull((SELECT max(generation) FROM queue), 0), ifnull((SELECT max(generation) FROM message), 0),"
     " ifnull((SELECT generation FROM mark), 0))"
@@ -206,6 +213,16 @@ def _make_lost_queues(salvage: Salvage) -> None:
             _found_queue(salvage, incarnation, highest + 1)
 
 
+def _drop_failures(salvage: Salvage) -> None:
+    """Take out last errors of workers that cannot be decoded: their messages would be set apart."""
+    for sequence, packed in read(salvage.target, "SELECT sequence, failure FROM lease WHERE failure IS NOT NULL"):
+        try:
+            _FAILURE.decode(packed)
+        except (ValueError, RecursionError):
+            salvage.export.add("lease", (sequence, packed), "its last error cannot be decoded")
+            salvage.target.execute("UPDATE lease SET failure = NULL WHERE sequence = ?", (sequence,))
+
+
 def _found_queue(salvage: Salvage, incarnation: int, generation: int) -> int:
     """Make a queue as the history knows it, or else with the default settings; returns its generation."""
     target = salvage.target
@@ -224,7 +241,6 @@ def _found_queue(salvage: Salvage, incarnation: int, generation: int) -> int:
 
 def _drop_orphans(salvage: Salvage) -> None:
     """Take out subscriptions of topics that cannot be read: a start could not load them."""
-    salvage.drop_undecodable("topic", "subscription")
     orphans = "SELECT * FROM subscription WHERE topic NOT IN (SELECT incarnation FROM topic)"
     for row in read(salvage.target, orphans):
         salvage.export.add("subscription", row, "its topic cannot be read")

@@ -13,7 +13,10 @@ import apsw
 import msgspec
 
 from veilmq.model.events import Event
+from veilmq.model.moves import Act, Filter, MoveFailure, MoveStatus
+from veilmq.model.settings.queue import PlanState, QueueKey
 from veilmq.model.settings.topic import SubscriptionSettings, TopicSettings
+from veilmq.store.rollups import unpacked
 from veilmq.store.sqlite.batch.queues import SETTINGS_DECODER
 from veilmq.store.sqlite.disk.rows import MessageRow, read_extras, with_sum
 from veilmq.store.sqlite.raw import Accepts, Values
@@ -136,6 +139,29 @@ def _is_lease(values: Values) -> bool:
     return values[3] in (0, 1) and hidden in (0, 1) and attempt >= 0 and (attempt > 0) == (first is not None)
 
 
+_KEY: Final = msgspec.msgpack.Decoder(QueueKey)
+_FILTER: Final = msgspec.msgpack.Decoder(Filter)
+_ACTS: Final = frozenset(Act)
+_STATUSES: Final = frozenset(MoveStatus)
+_FAILURES: Final = frozenset({None, *MoveFailure})
+
+
+def _is_move_task(values: Values) -> bool:
+    destination, status, failure = values[3], values[5], values[6]
+    return (destination is None or _decodes(_KEY, 3)(values)) and status in _STATUSES and failure in _FAILURES
+
+
+def _is_job(values: Values) -> bool:
+    act, destination, status, failure = values[2], values[4], values[8], values[9]
+    _FILTER.decode(values[5])
+    is_known = act in _ACTS and status in _STATUSES and failure in _FAILURES
+    return is_known and (destination is None or _decodes(_KEY, 4)(values))
+
+
+def _is_rollup(values: Values) -> bool:
+    return unpacked(values[1]).state is not None
+
+
 _PROOFS: Final[dict[str, Callable[[Values], bool]]] = {
     "message": _is_message,
     "lease": _is_lease,
@@ -144,4 +170,11 @@ _PROOFS: Final[dict[str, Callable[[Values], bool]]] = {
     "queue": _decodes(SETTINGS_DECODER, 9),
     "topic": _decodes(msgspec.msgpack.Decoder(TopicSettings), 6),
     "subscription": _decodes(msgspec.msgpack.Decoder(SubscriptionSettings), 5),
+    "plan": _decodes(msgspec.msgpack.Decoder(PlanState), 1),
+    "retiming": _decodes(msgspec.msgpack.Decoder(list[int]), 2),
+    "move_task": _is_move_task,
+    "job": _is_job,
+    "send_template": _decodes(msgspec.json.Decoder(), 2),
+    "rollup_minute": _is_rollup,
+    "rollup_hour": _is_rollup,
 }

@@ -8,7 +8,7 @@ CRC-32, and the rest is compared with what the history recorded of it (books.py)
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
 from hashlib import md5
@@ -20,7 +20,8 @@ import apsw
 import msgspec
 
 from veilmq.model.instant import DAY_US, HOUR_US, SECOND_US
-from veilmq.model.settings.queue import PlanState
+from veilmq.model.moves import Act, Filter, MoveFailure, MoveStatus
+from veilmq.model.settings.queue import PlanState, QueueKey
 from veilmq.model.settings.topic import SubscriptionSettings, TopicSettings
 from veilmq.store import Options
 from veilmq.store.directory import REDO, DatabaseFailed, Progress, Report, SchemaOlder
@@ -42,18 +43,34 @@ from veilmq.store.sqlite.upkeep.snapshots import newest
 _ROWS_STEP: Final = 500
 _STEPS: Final = 1_000_000
 """Of SQLite's machine between two looks: some tens of milliseconds."""
-_LOADED: Final[dict[str, tuple[str, Any]]] = {
-    "queue": ("SELECT name, account || region, settings FROM queue", SETTINGS_DECODER),
-    "topic": ("SELECT name, account || region, settings FROM topic", msgspec.msgpack.Decoder(TopicSettings)),
-    "subscription": ("SELECT name, topic, settings FROM subscription", msgspec.msgpack.Decoder(SubscriptionSettings)),
-    "plan": ("SELECT incarnation, incarnation, plans FROM plan", msgspec.msgpack.Decoder(PlanState)),
-    "lease": (
-        "SELECT sequence, sequence, failure FROM lease WHERE failure IS NOT NULL",
-        msgspec.msgpack.Decoder(tuple[str, str]),
+_KEY: Final = msgspec.msgpack.Decoder(QueueKey)
+_LOADED: Final[tuple[tuple[str, str, Callable[[Any], object]], ...]] = (
+    ("queue", "SELECT name, account || region, settings FROM queue", SETTINGS_DECODER.decode),
+    ("topic", "SELECT name, account || region, settings FROM topic", msgspec.msgpack.Decoder(TopicSettings).decode),
+    (
+        "subscription",
+        "SELECT name, topic, settings FROM subscription",
+        msgspec.msgpack.Decoder(SubscriptionSettings).decode,
     ),
-    "origin": ("SELECT id, protocol || principal || client, x'c0' FROM origin", msgspec.msgpack.Decoder(None)),
-}
-"""What a start or a receive decodes: name, other text, content."""
+    ("plan", "SELECT incarnation, 0, plans FROM plan", msgspec.msgpack.Decoder(PlanState).decode),
+    ("retiming", "SELECT incarnation, 0, before FROM retiming", msgspec.msgpack.Decoder(list[int]).decode),
+    ("move_task", "SELECT number, 0, destination FROM move_task WHERE destination IS NOT NULL", _KEY.decode),
+    ("move_task", "SELECT number, 0, status FROM move_task", MoveStatus),
+    ("move_task", "SELECT number, 0, failure FROM move_task WHERE failure IS NOT NULL", MoveFailure),
+    ("job", "SELECT number, 0, filter FROM job", msgspec.msgpack.Decoder(Filter).decode),
+    ("job", "SELECT number, 0, destination FROM job WHERE destination IS NOT NULL", _KEY.decode),
+    ("job", "SELECT number, 0, act FROM job", Act),
+    ("job", "SELECT number, 0, status FROM job", MoveStatus),
+    ("job", "SELECT number, 0, failure FROM job WHERE failure IS NOT NULL", MoveFailure),
+    ("send_template", "SELECT name, principal, message FROM send_template", msgspec.json.Decoder().decode),
+    (
+        "lease",
+        "SELECT sequence, 0, failure FROM lease WHERE failure IS NOT NULL",
+        msgspec.msgpack.Decoder(tuple[str, str]).decode,
+    ),
+    ("origin", "SELECT id, protocol || principal || client, NULL FROM origin", lambda nothing: nothing),
+)
+"""What a start, a sweep, a receive or a list decodes: name, other text, content."""
 _DAMAGE: Final = (apsw.Error, ValueError, TypeError, LookupError)
 """Errors of reading a damaged file: SQLite notices a torn page, but not a changed value."""
 
@@ -369,12 +386,12 @@ def _check_rows(
 
 
 def _check_loaded(connection: apsw.Connection, report: Report) -> None:
-    for table, (query, decoder) in _LOADED.items():
+    for table, query, decode in _LOADED:
         last: Any = ""
         try:
             for name, _, packed in connection.execute(query):
                 last = name
-                decoder.decode(packed)
+                decode(packed)
         except (ValueError, RecursionError) as error:
             report.add("queue", f"{table} {last} or the one behind it cannot be read: {error}")
 
