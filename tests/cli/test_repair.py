@@ -4,6 +4,8 @@ import json
 import os
 from pathlib import Path
 
+import apsw
+import pytest
 from tests.support.commands import Run
 from tests.support.damaged import live
 
@@ -46,6 +48,28 @@ def test_a_damaged_backup_is_named(tmp_path: Path, run: Run) -> None:
     ended = run("check", *arguments, "--backup", str(backup))
     assert (ended.code, f"the backup {backup} cannot be read" in ended.err) == (Exit.STORE, True), ended.err
     assert run("check", *arguments).code == Exit.WRONG, "without it something can be had"
+
+
+@pytest.mark.parametrize("is_readable", [True, False])
+def test_a_full_disk_is_told_as_one_whether_there_is_a_backup_or_not(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch, is_readable: bool
+) -> None:
+    """SQLite may add few pages to a file of the new directory, or none to one that is longer."""
+    lived, new, backup = live(tmp_path / "data", body_bytes=1000), tmp_path / "new", tmp_path / "backup"
+    assert run("backup", str(backup), "--data", str(lived.directory)).code == Exit.DONE
+    if not is_readable:
+        (lived.directory / "veilmq.db").unlink()
+
+    def limit(connection: apsw.Connection) -> None:
+        if Path(connection.filename).parent == new:
+            connection.pragma("max_page_count", 20)
+
+    monkeypatch.setattr(apsw, "connection_hooks", [*apsw.connection_hooks, limit])
+    for more in ((), ("--backup", str(backup))):
+        ended = run("check", "--data", str(lived.directory), "--repair", str(new), *more)
+        assert (ended.code, f"no space is left for {new}" in ended.err) == (Exit.STORE, True), ended
+        assert "Is there space for two copies" in ended.err
+        assert not new.exists()
 
 
 def test_wrong_uses_are_told(tmp_path: Path, run: Run) -> None:

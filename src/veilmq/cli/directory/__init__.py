@@ -199,7 +199,7 @@ def write_new(data: Path, destination: Path, backup: Path | None, *, as_json: bo
     except (DirectoryHeld, NotOurs, SchemaRefused, SqliteTooOld) as error:
         raise Failure(Exit.DIRECTORY, str(error)) from None
     except (OSError, DatabaseFailed) as error:
-        asked = "Is there space for a copy at the new directory, and may this user read the old one?"
+        asked = "Is there space for two copies at the new directory, and may this user read the old one?"
         raise Failure(Exit.STORE, f"the repair failed, and what it wrote was removed: {error}", asked) from None
     print(msgspec.json.encode(report).decode() if as_json else _shown_repair(report, data))
     return Exit.DONE if report.is_whole else Exit.WRONG

@@ -14,7 +14,7 @@ that the books of `veilmq check` begin there, and readers know the whole state a
 import fcntl
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
@@ -49,9 +49,9 @@ from veilmq.store.sqlite.disk.schema import fresh_secret
 from veilmq.store.sqlite.raw import Image, assemble, page_bytes
 from veilmq.store.sqlite.raw.logs import NO_WAL, Frame, Log, Wal, read_log, read_wal
 from veilmq.store.sqlite.repair import Export, Repair
-from veilmq.store.sqlite.repair.salvage import EVENTS, NUMBER_MAX, Backup, Salvage, free_pages
+from veilmq.store.sqlite.repair.salvage import NUMBER_MAX, Salvage, free_pages
 from veilmq.store.sqlite.repair.settle import server, settle
-from veilmq.store.sqlite.repair.tables import read
+from veilmq.store.sqlite.repair.tables import EVENTS, Backup, read
 from veilmq.store.sqlite.settings.queue_commands import recorded_settings
 from veilmq.store.sqlite.tools.backup import made, renew
 from veilmq.store.sqlite.tools.books import Recorded
@@ -203,17 +203,21 @@ class _State(NamedTuple):
 def repair(source: Path, destination: Path, backup: Path | None, progress: Progress) -> Repair:
     """Write what can be had of `source` (and of `backup`, a data directory) into the new directory.
 
-    Raises DestinationTaken, DirectoryHeld, DatabaseFailed (nothing can be had), SchemaRefused, OSError; then the new
-    directory is removed.
+    Raises DestinationTaken, DirectoryHeld, DatabaseFailed (nothing can be had, or written), SchemaRefused, OSError;
+    then the new directory is removed.
     """
     check_version()
     report = Repair(directory=str(destination))
     with _looking(source), made(destination):
         try:
             _Work(source, destination, backup, report, progress).run()
-        except BaseException:
+        except BaseException as error:
             for left in destination.iterdir():
                 left.unlink()
+            if isinstance(error, apsw.FullError):
+                raise DatabaseFailed(f"no space is left for {destination}") from error
+            if isinstance(error, apsw.Error):
+                raise DatabaseFailed(f"{destination}: {reason_of(error)}") from error
             raise
     sync_directory(destination)
     sync_directory(destination.parent)
@@ -247,7 +251,7 @@ class _Work:
         self._target = destination / DATABASE
         self._part = destination / _PART
         self._export = Export(destination / EXPORT, report)
-        self._backup_database = None if backup is None else backup / DATABASE
+        self._backup = None if backup is None else backup / DATABASE
         self._frames: list[Frame] = []
         self._key: bytes | None = None
         """The receipt key of the redo log, if the database has another."""
@@ -265,7 +269,7 @@ class _Work:
 
     def run(self) -> None:
         """Write the new directory's database, and complete the report."""
-        with self._opened_backup() as backup:
+        with nullcontext() if self._backup is None else closing(Backup(self._backup)) as backup:
             image, state = self._put_together()
             if backup is not None and state is not None and self._is_older(state, backup):
                 image.close()
@@ -312,14 +316,14 @@ class _Work:
 
     def _is_older(self, state: _State, backup: Backup) -> bool:
         """Whether the database is an earlier state of the backup's."""
-        ((offset,),) = read(backup.connection, "SELECT offset FROM mark")
+        ((offset,),) = backup.read("SELECT offset FROM mark")
         if offset <= state.following:
             return False
         with closing(connect(self._part)) as connection:
             trust_pages(connection)
             last = read(connection, "SELECT offset, events FROM history ORDER BY offset DESC LIMIT 1")
         same = "SELECT 1 FROM history WHERE offset = ? AND events = ?"
-        return not last or bool(read(backup.connection, same, last[0]))
+        return not last or bool([*backup.read(same, last[0])])
 
     def _report_wal(self, found: Wal) -> None:
         damaged = found.lost + sum(not frame.is_good for frame in found.frames)
@@ -345,6 +349,8 @@ class _Work:
         self._report_pages(image)
         try:
             state = self._judged()
+        except apsw.FullError:
+            raise
         except (apsw.Error, NotOurs, DatabaseFailed, msgspec.MsgspecError, ValueError, TypeError) as error:
             reason = str(error).partition("\n")[0][:_REASON_MAX]
             self._report.found.append(f"veilmq.db: SQLite cannot read it: {reason}")
@@ -446,17 +452,3 @@ class _Work:
                     content.in_flight += 1
                 else:
                     content.visible += 1
-
-    @contextmanager
-    def _opened_backup(self) -> Iterator[Backup | None]:
-        if self._backup_database is None:
-            yield None
-            return
-        try:
-            with closing(open_reader(self._backup_database, Options())) as connection:
-                schema.check_ours(connection)
-                connection.execute("BEGIN")
-                yield Backup(connection, self._backup_database)
-        except (apsw.Error, msgspec.MsgspecError) as error:
-            what = f"the backup {self._backup_database.parent} cannot be read ({reason_of(error)})"
-            raise DatabaseFailed(f"{what}: name another one, or none") from error

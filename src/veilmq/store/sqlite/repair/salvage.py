@@ -7,20 +7,29 @@ and only there does the history decide which messages had left. What the history
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
-from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import apsw
 import msgspec
 
-from veilmq.model.events import Event
 from veilmq.model.messages import id_text
 from veilmq.store.sqlite.disk.redo import Entry
 from veilmq.store.sqlite.disk.rows import INSERT_LEASE, LeaseRow, MessageRow
 from veilmq.store.sqlite.raw import Accepts, Gap, Image, Row, Values, leaf_rows, rows
 from veilmq.store.sqlite.raw.logs import Frame
 from veilmq.store.sqlite.repair import Export, MissingMessage, Repair
-from veilmq.store.sqlite.repair.tables import Table, accepts_schema, is_whole, mended_message, read, readable, tables
+from veilmq.store.sqlite.repair.tables import (
+    EVENTS,
+    JOURNAL,
+    Backup,
+    Table,
+    accepts_schema,
+    is_whole,
+    mended_message,
+    read,
+    readable,
+    tables,
+)
 from veilmq.store.sqlite.tools.backup import OWN
 from veilmq.store.sqlite.tools.books import Entered, Facts, Recorded, entered
 
@@ -34,8 +43,6 @@ _DERIVED: Final = _LEFT_OUT | {
     "mark", "last_number", "message_group", "quarantine", "rollup_minute", "rollup_hour", "rollup_period",
 }  # fmt: skip
 """Tables that follow from others, or only count what they hold."""
-EVENTS: Final = msgspec.msgpack.Decoder(list[Event])
-_JOURNAL: Final = msgspec.msgpack.Decoder(list[MessageRow])
 STRAYS: Final = (
     "SELECT sequence FROM message WHERE generation NOT IN (SELECT generation FROM queue WHERE deleted IS NULL)"
     " AND generation NOT IN (SELECT generation FROM garbage)"
@@ -47,13 +54,6 @@ _HIGHEST: Final = "SELECT max(ifnull((SELECT max(sequence) FROM message), 0), if
 
 Range = tuple[int, int]
 """The first and the last number of rows that may be missing."""
-
-
-class Backup(NamedTuple):
-    """The database of a backup."""
-
-    connection: apsw.Connection
-    database: Path
 
 
 class Salvage:
@@ -191,7 +191,7 @@ class Salvage:
             self._journal |= {each.sequence: each for each in entry.messages}
         for offset, packed in read(self.target, "SELECT offset, messages FROM memtable"):
             try:
-                self._journal |= {each.sequence: each for each in _JOURNAL.decode(packed)}
+                self._journal |= {each.sequence: each for each in JOURNAL.decode(packed)}
             except (ValueError, RecursionError):
                 self.export.add("memtable", (offset, packed), "it cannot be decoded")
                 self.report.may_miss = True
@@ -275,10 +275,9 @@ class Salvage:
     def _has_branched(self, backup: Backup) -> bool:
         """Whether the last offset that both histories have was given to other events: one of the two was served again
         from an earlier copy, and the same numbers name other messages. One flipped bit makes no other events."""
-        theirs: Any = backup.connection.cursor().execute("SELECT offset FROM history ORDER BY offset DESC")
-        for (offset,) in theirs:
+        for (offset,) in backup.read("SELECT offset FROM history ORDER BY offset DESC"):
             for (ours,) in read(self.target, _EVENTS_AT, (offset,)):
-                ((events,),) = read(backup.connection, _EVENTS_AT, (offset,))
+                ((events,),) = backup.read(_EVENTS_AT, (offset,))
                 return (int.from_bytes(ours) ^ int.from_bytes(events)).bit_count() > 1
         return False
 
@@ -328,13 +327,9 @@ class Salvage:
     def _in_backup(self, table: Table, backup: Backup) -> Iterator[Values]:
         for low, high in self._doubt[table.name]:
             statement = f"SELECT * FROM {table.name} WHERE rowid BETWEEN ? AND ?"
-            yield from backup.connection.cursor().execute(statement, (low, high))
+            yield from backup.read(statement, (low, high))
         if table.name == "message":
-            yield from self._unflushed_in(backup)
-
-    def _unflushed_in(self, backup: Backup) -> Iterator[Values]:
-        for (batch,) in read(backup.connection, "SELECT messages FROM memtable"):
-            yield from map(msgspec.structs.astuple, _JOURNAL.decode(batch))
+            yield from backup.unflushed()
 
     def _place_journal(self) -> None:
         table = self._tables["message"]
@@ -398,8 +393,8 @@ class Salvage:
 
     def _wanted_in(self, backup: Backup, wanted: dict[int, bytes]) -> Iterator[Values]:
         for sequence in list(wanted):
-            yield from read(backup.connection, "SELECT * FROM message WHERE sequence = ?", (sequence,))
-        yield from self._unflushed_in(backup)
+            yield from backup.read("SELECT * FROM message WHERE sequence = ?", (sequence,))
+        yield from backup.unflushed()
 
     def _all_pages(self) -> Iterator[bytes]:
         return (self._image[number] for number in range(2, self._image.count + 1))
@@ -413,7 +408,7 @@ class Salvage:
                 if name == "message":
                     yield table.row(each.rowid, each.values)
                 else:
-                    yield from (msgspec.structs.astuple(row) for row in _JOURNAL.decode(each.values[1]))
+                    yield from (msgspec.structs.astuple(row) for row in JOURNAL.decode(each.values[1]))
 
     def _missing(self) -> Iterator[tuple[int, Entered]]:
         """The messages that were there by the history, and are nowhere."""

@@ -1,12 +1,14 @@
-"""What a row of each table must look like.
+"""What a row of each table must look like, and where the rows of a backup come from.
 
 Strategy: the columns and their types are those of a new database. A row that was read by flipping a bit must also prove
 itself, if it can: by the MD5 of its body, the number of its events, settings that can be decoded.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from hashlib import md5
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import apsw
@@ -16,16 +18,20 @@ from veilmq.model.events import Event
 from veilmq.model.moves import Act, Filter, MoveFailure, MoveStatus
 from veilmq.model.settings.queue import PlanState, QueueKey
 from veilmq.model.settings.topic import SubscriptionSettings, TopicSettings
+from veilmq.store import Options
+from veilmq.store.directory import DatabaseFailed
 from veilmq.store.rollups import unpacked
 from veilmq.store.sqlite.batch.queues import SETTINGS_DECODER
+from veilmq.store.sqlite.disk import open_reader, reason_of
 from veilmq.store.sqlite.disk.rows import MessageRow, read_extras, with_sum
+from veilmq.store.sqlite.disk.schema import check_ours
 from veilmq.store.sqlite.raw import Accepts, Values
 from veilmq.store.sqlite.raw.logs import mend_body, mend_crc32
 
 SCHEMA_COLUMNS: Final = 5
 _TYPES: Final = {"INTEGER": int, "TEXT": str, "BLOB": bytes}
-_EVENTS: Final = msgspec.msgpack.Decoder(list[Event])
-_MESSAGES: Final = msgspec.msgpack.Decoder(list[MessageRow])
+EVENTS: Final = msgspec.msgpack.Decoder(list[Event])
+JOURNAL: Final = msgspec.msgpack.Decoder(list[MessageRow])
 
 
 def read(connection: apsw.Connection, statement: str, values: Values = ()) -> list[Values]:
@@ -68,6 +74,42 @@ def tables(connection: apsw.Connection) -> dict[str, Table]:
         nullable = [not column[3] for column in columns]
         found[name] = Table(name, types, nullable, keys[0] if is_rowid else None)
     return found
+
+
+class Backup:
+    """One state of a backup's database. Everything raises DatabaseFailed if that cannot be read."""
+
+    def __init__(self, database: Path) -> None:
+        """Raises NotOurs and SchemaRefused, too."""
+        self.database = database
+        with self._reading():
+            self._connection = open_reader(database, Options())
+            check_ours(self._connection)
+            self._connection.execute("BEGIN")
+
+    def close(self) -> None:
+        """Close it."""
+        self._connection.close()
+
+    def read(self, statement: str, values: Values = ()) -> Iterator[Values]:
+        """The rows of a query."""
+        with self._reading():
+            yield from self._connection.cursor().execute(statement, values)
+
+    def unflushed(self) -> Iterator[Values]:
+        """The messages that have no rows yet."""
+        for (packed,) in self.read("SELECT messages FROM memtable"):
+            with self._reading():
+                batch = JOURNAL.decode(packed)
+            yield from map(msgspec.structs.astuple, batch)
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except (apsw.Error, msgspec.MsgspecError) as error:
+            what = f"the backup {self.database.parent} cannot be read ({reason_of(error)})"
+            raise DatabaseFailed(f"{what}: name another one, or none") from error
 
 
 def accepts_schema(_rowid: int, values: Values, _surely: bool) -> bool:
@@ -123,7 +165,7 @@ def _text(value: str) -> str:
 
 
 def _is_history(values: Values) -> bool:
-    return bool(len(_EVENTS.decode(values[5])) == values[1])
+    return bool(len(EVENTS.decode(values[5])) == values[1])
 
 
 def _decodes(decoder: Any, column: int) -> Callable[[Values], bool]:
@@ -166,7 +208,7 @@ _PROOFS: Final[dict[str, Callable[[Values], bool]]] = {
     "message": _is_message,
     "lease": _is_lease,
     "history": _is_history,
-    "memtable": _decodes(_MESSAGES, 1),
+    "memtable": _decodes(JOURNAL, 1),
     "queue": _decodes(SETTINGS_DECODER, 9),
     "topic": _decodes(msgspec.msgpack.Decoder(TopicSettings), 6),
     "subscription": _decodes(msgspec.msgpack.Decoder(SubscriptionSettings), 5),
