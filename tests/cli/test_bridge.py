@@ -12,7 +12,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from tests.cli.conftest import INTERRUPTIBLE
+from tests.cli.conftest import INTERRUPTIBLE, Serve
+from tests.cli.test_own_account import ONE, OTHER, credentials
 from tests.support.azurite import azurite
 from tests.support.broken_server import HANG_UP, BrokenServer, answer
 from tests.support.commands import Run
@@ -27,6 +28,7 @@ from veilmq.client.queue import Queue
 from veilmq.testing.local import LocalServer
 
 ENDED_S = 60.0
+HOME = 'home_region = "eu-west-1"'
 
 
 @pytest.fixture
@@ -122,11 +124,10 @@ def test_through_the_admin_port_only_a_kept_command_is_a_duplicate(tmp_path: Pat
     target, token_file = veilmq_server.connect("to"), tmp_path / "token"
     right = (veilmq_server.process.data / "admin-token").read_text()
     token_file.write_text(right)
-    place = (None, None)
 
     def sent(source: str, name: str, body: str, ttl: float | None = None) -> bool:
         message = Message(body, deduplication_id=name, ttl=ttl)
-        with once(veilmq_server.connect("to"), veilmq_server.admin_url, token_file, place, source) as queue:
+        with once(veilmq_server.connect("to"), veilmq_server.admin_url, token_file, source) as queue:
             return queue.send(message).duplicate
 
     assert not sent("a", "x" * 128, "first", ttl=60)
@@ -134,7 +135,7 @@ def test_through_the_admin_port_only_a_kept_command_is_a_duplicate(tmp_path: Pat
     assert not sent("b", "x" * 128, "first"), "ids are unique within one queue"
     assert not sent("a", "x" * 128, "changed")
     assert target.stats().visible == 3
-    with ThreadPoolExecutor(1) as other, once(target, veilmq_server.admin_url, token_file, place, "a") as queue:
+    with ThreadPoolExecutor(1) as other, once(target, veilmq_server.admin_url, token_file, "a") as queue:
         token_file.write_text("another-token-of-16")
         with pytest.raises(TransportError, match="token"):
             other.submit(queue.send, Message("last", deduplication_id="1")).result()
@@ -145,17 +146,30 @@ def test_through_the_admin_port_only_a_kept_command_is_a_duplicate(tmp_path: Pat
         assert not refused.value.retryable
 
 
+def test_through_the_admin_port_it_is_the_queue_that_the_url_names(
+    run: Run, data: str, serve: Serve, tmp_path: Path
+) -> None:
+    server = serve("--credentials", credentials(tmp_path, ONE, OTHER, more=HOME), data=tmp_path / "server").ready()
+    admin = ("--admin", server.admin, "--token-file", str(server.data / "admin-token"))
+    for region in ("us-east-1", "eu-west-1"):
+        assert run("queues", "create", "to", *admin, "--account", ONE, "--region", region).code == 0
+    target = f"veil://AKID{ONE}:secret-of-{ONE}@{urlsplit(server.url).netloc}/to"
+    ended = run("bridge", data + "from", target, "--until-empty", "--yes", *admin)
+    assert (ended.code, ended.out) == (0, "moved 3\n"), ended.err
+    assert (held(target), held(f"{target}?region=eu-west-1")) == ((3, 0, 0), (0, 0, 0))
+
+
 def test_through_the_admin_port_what_passes_is_tried_again(tmp_path: Path, veilmq_server: LocalServer) -> None:
     def said(status: int, **members: Any) -> bytes:
         return answer(status, json.dumps(members).encode())
 
-    begin = [said(200, account="000000000000", region="us-east-1"), said(200, incarnation=1, purged=None)]
+    begin = said(200, incarnation=1, purged=None)
     failed = [
         said(status, error=error, message="not now", field=None, data={})
         for status, error in ((503, "StoreFailed"), (503, "NotOwner"), (507, "DiskLow"), (429, "RateExceeded"))
     ]
-    server = BrokenServer([*begin, *failed, HANG_UP, answer(502), said(200, messages=[{"id": "1"}])])
-    with once(veilmq_server.connect("to"), server.url, None, (None, None), "a") as queue:
+    server = BrokenServer([begin, *failed, HANG_UP, answer(502), said(200, messages=[{"id": "1"}])])
+    with once(veilmq_server.connect("to"), server.url, None, "a") as queue:
         *errors, sent = queue.send_batch([Message("a", deduplication_id="1")] * 7)
     server.close()
     assert [isinstance(error, TransportError) and not error.may_have_happened for error in errors] == [True] * 6

@@ -20,15 +20,16 @@ ONE, OTHER = "111111111111", "222222222222"
 KEY = """
 [[account]]
 id = "{0}"
+{1}
 [[account.key]]
 id = "AKID{0}"
 secret = "secret-of-{0}"
 """
 
 
-def credentials(directory: Path, *accounts: str) -> str:
+def credentials(directory: Path, *accounts: str, more: str = "") -> str:
     file = directory / "credentials.toml"
-    file.write_text("".join(KEY.format(account) for account in accounts))
+    file.write_text("".join(KEY.format(account, more) for account in accounts))
     file.chmod(0o600)
     return str(file)
 

@@ -38,6 +38,7 @@ from veilmq.cli.options import confirm, seconds
 from veilmq.cli.output import bar, print_json, printable
 from veilmq.client.adapters.connect import open_address, parse_url
 from veilmq.client.adapters.embedded import EmbeddedAccount
+from veilmq.client.adapters.veil import VeilAccount
 from veilmq.client.bridge import Bridge, Counts, Options, SetAside, check
 from veilmq.client.bridge.carrying import Difference, differences
 from veilmq.client.errors import ServiceError, TransportError
@@ -85,9 +86,7 @@ def bridge(given: Mapping[str, Any]) -> Exit:
         with failing("TO"):
             target = stack.enter_context(end.queue())
             if given["admin"] is not None:
-                from veilmq.cli.migrate.bridge import once
-
-                target = stack.enter_context(once(target, given["admin"], given["token_file"], end.place, start.origin))
+                target = stack.enter_context(once(target, given["admin"], given["token_file"], start.origin))
             run = Bridge(source, target, options, aside=aside)
         with failing(""):
             counts = _run(run, before)
@@ -118,8 +117,6 @@ class _Side:
     def __init__(self, url: str, aside: SetAside, *, may_be_missing: bool = False, creates: bool = False) -> None:
         """creates: a data directory may be made now; False: one that is missing is only described."""
         self._account: Account | type[EmbeddedAccount]
-        self.place: tuple[str | None, str | None] = (None, None)
-        """Account and region, where the URL names them."""
         self.origin = ""
         """The queue as its URL names it, without secrets."""
         if url.startswith(("amqp://", "amqps://")):
@@ -130,7 +127,7 @@ class _Side:
             self.origin = f"amqp {parts.hostname}:{parts.port} {parts.path} {name}"
         else:
             address = parse_url(url)
-            name, create, self.place = address.queue, address.create, (address.account, address.region)
+            name, create = address.queue, address.create
             self._account = EmbeddedAccount
             directory = None if address.directory is None else Path(address.directory)
             where = f"{address.host}:{address.port}" if directory is None else str(directory.resolve())
@@ -289,8 +286,8 @@ def _left(stats: Stats) -> dict[str, int | None]:
 class Once(Wrapping):
     """The queue `inner`, to which messages go by way of the admin port. Each needs a deduplication id."""
 
-    def __init__(self, inner: Queue, target: Target, named: tuple[str | None, str | None], source: str) -> None:
-        """named: account and region as the queue's URL has them. source: names the source, the same in each run.
+    def __init__(self, inner: Queue, target: Target, source: str) -> None:
+        """inner: of our server. source: names the source, the same in each run.
 
         Raises Failure if the server does not answer, or has no such queue.
         """
@@ -298,8 +295,11 @@ class Once(Wrapping):
         self._target = target
         self._own = threading.local()
         self._opened: list[HttpAccess] = []
-        home = self._access().home(named[0])
-        self._key = QueueKey(home.account, named[1] or home.region, inner.name)
+        account = inner.account
+        assert isinstance(account, VeilAccount)
+        # As the queue's own port has it: the admin port may know several accounts, and another home region.
+        *_, region, owner, name = account.arn(inner.name).split(":")
+        self._key = QueueKey(owner, region, name)
         now = self._access().run("describe", self._key, {})
         self._way = (source, str(self._key), now["incarnation"], now.get("purged"))
         if inner.capabilities.native_fifo:
@@ -351,9 +351,9 @@ class Once(Wrapping):
         super().close()
 
 
-def once(inner: Queue, admin: str, token_file: Path | None, named: tuple[str | None, str | None], source: str) -> Once:
+def once(inner: Queue, admin: str, token_file: Path | None, source: str) -> Once:
     """Raises Failure."""
-    return Once(inner, Target(admin, token_file, None), named, source)
+    return Once(inner, Target(admin, token_file, None), source)
 
 
 def _members(message: Message) -> Mapping[str, Any]:

@@ -368,12 +368,13 @@ class VeilAccount(CloudAccount):
     def create(self, name: str, template: Template | None = None) -> bool:
         """VeilMQ.CreateQueue. Raises QueueExists, QueueDeletedRecently, ParameterInvalid."""
         template = template or Template()
-        attributes = creation_attributes(name, template, self._arn)
+        attributes = creation_attributes(name, template, self.arn)
         given = CreateQueueInput(queue_name=name, attributes=attributes, tags=dict(template.tags) or None)
         done = self._new_calls(name).call(_CREATE_QUEUE, given)
         return bool(done.result.created or done.again)
 
-    def _arn(self, name: str) -> str:
+    def arn(self, name: str) -> str:
+        """The queue's ARN, which names its region, its account and itself. Raises QueueMissing."""
         found = self._new_calls(name).call(DESCRIBE, veil.QueueInput(queue=self._prefix + name)).result
         return f"arn:aws:sqs:{found.region}:{found.account}:{found.name}"
 
