@@ -22,8 +22,9 @@ from veilmq.cli.migrate.bridge import once
 from veilmq.client.adapters.cloud import encode_base64
 from veilmq.client.adapters.connect import connect
 from veilmq.client.adapters.embedded import EmbeddedAccount
+from veilmq.client.bridge import REFUSED_MAX
 from veilmq.client.errors import ServiceError, TransportError
-from veilmq.client.messages import Message, Sent
+from veilmq.client.messages import Message, Sent, Template
 from veilmq.client.queue import Queue
 from veilmq.testing.local import LocalServer
 
@@ -242,6 +243,24 @@ def test_a_body_that_cannot_be_decoded_is_refused_and_told(run: Run, veilmq_serv
     wait_until(lambda: source.stats().visible == 2)  # MNS gives back with a delay of a second
     left = source.receive(10)
     assert [message.receive_count for message in left] == [2, 2], "received once by the bridge, and given back"
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_a_run_that_an_error_ends_says_what_was_done(run: Run, tmp_path: Path, as_json: bool) -> None:
+    with EmbeddedAccount(tmp_path / "data") as account:
+        for name, bytes_max in (("from", 2_000), ("to", 1_024)):
+            account.create(name, Template(message_bytes_max=bytes_max))
+        with account.queue("from") as queue:
+            queue.send_batch(["small", *["x" * 1_025] * REFUSED_MAX])
+    data = f"veil://{tmp_path / 'data'}?queue="
+    ended = run("bridge", data + "from", data + "to", "--workers", "1", "--yes", *["--json"] * as_json)
+    assert (ended.code, "veilmq: " in ended.err) == (1, True), ended.err
+    if as_json:
+        (counts,) = ended.json
+        assert (counts["sent"], counts["refused"], list(counts["reasons"].values())) == (1, REFUSED_MAX, [REFUSED_MAX])
+    else:
+        assert ended.out == f"moved 1, refused {REFUSED_MAX}\n"
+        assert f"refused {REFUSED_MAX}: MessageTooLarge" in ended.err
 
 
 def test_a_url_is_never_shown(run: Run, data: str) -> None:

@@ -88,9 +88,16 @@ def bridge(given: Mapping[str, Any]) -> Exit:
             if given["admin"] is not None:
                 target = stack.enter_context(once(target, given["admin"], given["token_file"], start.origin))
             run = Bridge(source, target, options, aside=aside)
-        with failing(""):
-            counts = _run(run, before)
-            after = source.stats() if given["until_empty"] else None
+        try:
+            with failing(""):
+                counts = _run(run, before)
+                after = source.stats() if given["until_empty"] else None
+        except Failure as failure:
+            counts = run.counts()
+            _show_end(counts, None, options, as_json=given["as_json"])
+            if counts.received and failure.code is Exit.USAGE:
+                failure.code = Exit.WRONG
+            raise
     _show_end(counts, after, options, as_json=given["as_json"])
     return Exit.WRONG if counts.refused or counts.undeleted else Exit.DONE
 
