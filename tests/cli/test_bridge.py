@@ -196,6 +196,26 @@ def test_wrong_input_moves_nothing(run: Run, data: str, arguments: list[str], sa
     assert held(data + "from") == (3, 0, 0)
 
 
+@pytest.mark.parametrize(
+    ("source", "target", "is_one"),
+    [
+        ("veil://localhost:{port}/q", "veil://127.0.0.1:{port}/q", True),
+        ("veil://127.0.0.1:{port}/q", "veil://[::1]:1,LOCALHOST:{port}/q", True),
+        ("veil://localhost:{port}/q", "sqs://any:any@127.0.0.1:{port}/q?tls=0", True),
+        ("mns://any:any@localhost:{mns}/q", "mns://any:any@127.0.0.1:{mns}/q", True),
+        ("veil://localhost:{port}/q?region=eu-west-1", "veil://127.0.0.1:{port}/q", False),
+    ],
+)
+def test_one_queue_under_two_urls_is_told(
+    run: Run, veilmq_server: LocalServer, source: str, target: str, is_one: bool
+) -> None:
+    ports = {"port": urlsplit(veilmq_server.sqs_url).port, "mns": urlsplit(veilmq_server.mns_url).port}
+    veilmq_server.connect("q")
+    with connect(f"{veilmq_server.queue_url('q')}?region=eu-west-1&create=1"):
+        ended = run("bridge", source.format(**ports), target.format(**ports), "--dry-run", "--yes")
+    assert (ended.code, "TO: is the same queue as the source" in ended.err) == (2 * is_one, is_one), ended.err
+
+
 class TestVariables:
     """They keep a secret out of the list of processes."""
 

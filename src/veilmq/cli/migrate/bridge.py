@@ -36,8 +36,10 @@ from veilmq.cli.access.http import HttpAccess
 from veilmq.cli.failures import Exit, Failure, Missing, check_directory
 from veilmq.cli.options import confirm, seconds
 from veilmq.cli.output import bar, print_json, printable
-from veilmq.client.adapters.connect import open_address, parse_url
+from veilmq.client.adapters.cloud import is_here
+from veilmq.client.adapters.connect import Address, open_address, parse_url
 from veilmq.client.adapters.embedded import EmbeddedAccount
+from veilmq.client.adapters.veil import PORT_DEFAULT as VEIL_PORT
 from veilmq.client.adapters.veil import VeilAccount
 from veilmq.client.bridge import Bridge, Counts, Options, SetAside, check
 from veilmq.client.bridge.carrying import Difference, differences
@@ -54,6 +56,8 @@ from veilmq.store.directory import holds_database
 
 _OF_SERVER: Final = re.compile("veil://[^/]")
 _PREFIX: Final = "bridge."
+_TLS_DEFAULT: Final = frozenset({"sqs", "azure"})
+"""Kinds of addresses that speak TLS unless they say otherwise."""
 _TOO_MANY: Final = 429
 _FAILED: Final = 500
 """From here on a status is about the server."""
@@ -78,6 +82,8 @@ def bridge(given: Mapping[str, Any]) -> Exit:
         with failing("TO"):
             end = stack.enter_context(_Side(urls[1], aside, may_be_missing=True, creates=not given["dry_run"]))
             there = end.stats()
+            if there is not None and start.is_same(end):
+                raise ParameterInvalid(parameter="target", reason="is the same queue as the source")
         lost = differences(source.capabilities, end.capabilities, options.group, copies=options.copies)
         if given["dry_run"]:
             _show_plan((start, before), (end, there), lost, as_json=given["as_json"])
@@ -126,15 +132,22 @@ class _Side:
         self._account: Account | type[EmbeddedAccount]
         self.origin = ""
         """The queue as its URL names it, without secrets."""
+        self._places: frozenset[tuple[str, int]] = frozenset()
+        """Of its servers; a directory has none."""
+        self._owner: tuple[str | None, ...] = ()
+        """Decides at such a server whose queue it is, where a queue has no ARN."""
         if url.startswith(("amqp://", "amqps://")):
             from veilmq.client.bridge.rabbitmq import open_rabbitmq
 
             self._account, name, create = open_rabbitmq(url)
-            parts = urlsplit(url)
+            parts, parameters = urlsplit(url), self._account.parameters
+            self._places = frozenset({(_host(parameters.host), parameters.port)})
+            self._owner = ("amqp", parameters.virtual_host)
             self.origin = f"amqp {parts.hostname}:{parts.port} {parts.path} {name}"
         else:
             address = parse_url(url)
             name, create = address.queue, address.create
+            self._places, self._owner = _places(address), (address.kind, address.account, address.key)
             self._account = EmbeddedAccount
             directory = None if address.directory is None else Path(address.directory)
             where = f"{address.host}:{address.port}" if directory is None else str(directory.resolve())
@@ -175,6 +188,15 @@ class _Side:
                 return None
             raise
 
+    def is_same(self, other: "_Side") -> bool:
+        """Whether both are one queue of one server, however the URLs name it. Raises as `stats`."""
+        return not self._places.isdisjoint(other._places) and self._way() == other._way()
+
+    def _way(self) -> tuple[str | None, ...]:
+        """What names the queue at its server."""
+        arn = getattr(self._account, "arn", None)
+        return (*self._owner, self.name) if arn is None else (arn(self.name),)
+
     def queue(self) -> Queue:
         """The queue, created if it may be missing and its URL says so. Raises QueueMissing."""
         assert not isinstance(self._account, type), "a dry run opens no queue"
@@ -185,6 +207,22 @@ class _Side:
                 raise
             self._account.create(self.name)
             return self._account.queue(self.name)
+
+
+def _places(address: Address) -> frozenset[tuple[str, int]]:
+    """Host and port of each server of an address; all names of this machine are one."""
+    if address.kind == "embedded":
+        return frozenset()
+    tls = address.kind in _TLS_DEFAULT if address.tls is None else address.tls
+    default = VEIL_PORT if address.kind == "veil" else 443 if tls else 80
+    hosts = ((address.host, address.port), *address.others)
+    return frozenset((_host(host), port or default) for host, port in hosts)
+
+
+def _host(host: str | None) -> str:
+    """Empty: the service's own."""
+    shown = (host or "").lower()
+    return "localhost" if is_here(f"//[{shown}]" if ":" in shown else f"//{shown}") else shown
 
 
 _OPTIONS: Final = ("workers", "lease", "rate", "limit", "group")

@@ -322,7 +322,7 @@ class SqsAccount(CloudAccount):
     def create(self, name: str, template: Template | None = None) -> bool:
         """CreateQueue; True if it is new. Raises QueueExists, QueueDeletedRecently, ParameterInvalid."""
         template = template or Template()
-        attributes = creation_attributes(name, template, self._arn)
+        attributes = creation_attributes(name, template, self.arn)
         try:
             self._url(name)
         except QueueMissing:
@@ -361,7 +361,8 @@ class SqsAccount(CloudAccount):
         if self._owns_client:
             self.client.close()
 
-    def _arn(self, name: str) -> str:
+    def arn(self, name: str) -> str:
+        """The queue's ARN. Raises QueueMissing."""
         answer = self._calls.call("get_queue_attributes", name, QueueUrl=self._url(name), AttributeNames=["QueueArn"])
         arn: str = member(member(answer, "Attributes"), "QueueArn")
         return arn
