@@ -59,6 +59,13 @@ def test_a_message_lives_its_life(veilmq: Run) -> None:
     assert veilmq("trace", "0" * 32).code == 1
 
 
+def test_what_is_deleted_was_shown_whole(veilmq: Run) -> None:
+    veilmq("queues", "create", "orders")
+    veilmq("send", "orders", "x" * 1_000 + "end")
+    assert f"{'x' * 400} ...\n" in veilmq("peek", "orders").out
+    assert f"{'x' * 1_000}end\n" in veilmq("receive", "orders", "--delete").out
+
+
 def test_a_job_is_waited_for(veilmq: Run) -> None:
     veilmq("queues", "create", "orders")
     veilmq("send", "orders", "--lines", stdin="a\n" * 300)

@@ -192,7 +192,7 @@ def receive(
     lease_us = None if lease is None else duration_us("--lease", lease)
     wait_us = None if wait is None else duration_us("--wait", wait)
     messages = asked.run("receive", queue, count=count, lease_us=lease_us, wait_us=wait_us)["messages"]
-    _show_messages(asked, messages)
+    _show_messages(asked, messages, whole=delete)
     if delete and messages:
         sys.stdout.flush()
         results = asked.run("delete", queue, handles=[message["handle"] for message in messages])["results"]
@@ -228,14 +228,14 @@ def extend(
         raise Failure(Exit.WRONG, "not all of them were extended")
 
 
-def _show_messages(asked: "Asked", messages: list[dict[str, Any]]) -> None:
+def _show_messages(asked: "Asked", messages: list[dict[str, Any]], *, whole: bool = False) -> None:
     if asked.as_json:
         for message in messages:
             print_json(message)
     elif messages:
         from veilmq.cli.remote.tables import message_blocks
 
-        message_blocks(messages)
+        message_blocks(messages, whole=whole)
     else:
         print("nothing visible", file=sys.stderr)
 

@@ -89,8 +89,9 @@ def queue_table(queues: Iterable[Mapping[str, Any]], *, whose: bool) -> None:
     table(["account", "region", *heads] if whose else heads, rows)
 
 
-def message_blocks(messages: Iterable[Mapping[str, Any]]) -> None:
-    """Each message, with its handle, to paste into the next command, or with its queue, its state and its holder."""
+def message_blocks(messages: Iterable[Mapping[str, Any]], *, whole: bool = False) -> None:
+    """Each message, with its handle, to paste into the next command, or with its queue, its state and its holder.
+    whole: the bodies are not cut."""
     for message in messages:
         count = message["receive_count"]
         times = f"received {count} time{'s' * (count != 1)}"
@@ -121,7 +122,8 @@ def message_blocks(messages: Iterable[Mapping[str, Any]]) -> None:
             print(f"  last error  {printable(': '.join(part for part in (error['type'], error['text']) if part))}")
         body = message.get("body", message.get("body_base64"))
         if body is not None:
-            print(f"  body    {printable(body[:_BODY_SHOWN])}{' ...' if len(body) > _BODY_SHOWN else ''}")
+            is_cut = len(body) > _BODY_SHOWN and not whole
+            print(f"  body    {printable(body[:_BODY_SHOWN] + ' ...' if is_cut else body)}")
 
 
 def message_table(messages: Iterable[Mapping[str, Any]]) -> None:
