@@ -165,6 +165,30 @@ def test_a_message_that_is_refused_does_not_keep_back_the_others(run: Run, tmp_p
         assert queue.stats().visible == 151
 
 
+def test_queues_that_share_a_name_are_told_apart(run: Run, tmp_path: Path) -> None:
+    def entry(name: str, region: str, seconds: int, more: str = "") -> str:
+        return f'[[queue]]\nname = "{name}"\nregion = "{region}"\nvisibility_timeout = {seconds}\n{more}\n'
+
+    to_dead = 'dead_letter = { queue = "dead", receive_count_max = 2 }'
+    (tmp_path / "a.toml").write_text(
+        entry("dead", "eu-west-1", 10)
+        + entry("orders", "eu-west-1", 77)
+        + entry("orders", "us-east-1", 11, to_dead)
+        + entry("dead", "us-east-1", 12)
+        + entry("dead", "us-east-1", 13, 'account = "111111111111"')
+    )
+    ended = run("import", "a.toml", "a.toml")
+    queues = [(each["name"], each["region"], each["visibility_timeout"]) for each in tomllib.loads(ended.out)["queue"]]
+    assert sorted(queues) == [
+        ("dead", "eu-west-1", 10), ("dead", "us-east-1", 12), ("orders", "eu-west-1", 77), ("orders", "us-east-1", 11),
+    ]  # fmt: skip
+    assert queues.index(("dead", "us-east-1", 12)) < queues.index(("orders", "us-east-1", 11))
+    assert "queue dead: another one of this name in us-east-1 is brought\n" in ended.err
+    assert ended.err.count("another one") == 2, "what is the same is no other one"
+    (tmp_path / "b.toml").write_text(entry("orders", "us-east-1", 13, 'account = "111111111111"'))
+    assert run("import", "b.toml").err == "not brought: queue orders: its account 111111111111\n"
+
+
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [

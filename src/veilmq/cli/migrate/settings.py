@@ -32,6 +32,7 @@ from veilmq.client.shared import split
 from veilmq.model.errors import QueueExists, VeilError
 from veilmq.model.instant import SECOND_US
 from veilmq.model.settings.access import DEVELOPMENT_ACCOUNT
+from veilmq.model.settings.queue import QueueKey
 from veilmq.server.auth import Account
 from veilmq.server.config import FileInvalid, queues_file
 
@@ -57,6 +58,9 @@ _OFF: Final = {"DeduplicationScope": "queue", "FifoThroughputLimit": "perQueue"}
 """Attributes of FIFO queues, and the value that is ours, too."""
 
 
+_Key = tuple[str | None, str]
+
+
 class Found(NamedTuple):
     """A queue of another service."""
 
@@ -66,6 +70,11 @@ class Found(NamedTuple):
     lost: tuple[str, ...] = ()
     """Settings that VeilMQ does not have, or not for all protocols."""
     messages: tuple[Message, ...] = ()
+
+    @property
+    def key(self) -> _Key:
+        """Region and name."""
+        return self.region, self.name
 
 
 def bring(given: Mapping[str, Any]) -> Exit:
@@ -78,7 +87,7 @@ def bring(given: Mapping[str, Any]) -> Exit:
     found = _in_order([each for each in found if each.name.startswith(given["prefix"])])
     for each in found:
         for text in each.lost:
-            print(f"not brought: queue {printable(each.name)}: {text}", file=sys.stderr)
+            _tell(each.name, text)
     if given["to"] is None:
         _print(found, given["into"])
         return Exit.DONE
@@ -86,6 +95,10 @@ def bring(given: Mapping[str, Any]) -> Exit:
         account = connect_account(given["to"])
     with closing(account):
         return _create(account, found, with_messages=given["messages"])
+
+
+def _tell(name: str, lost: str) -> None:
+    print(f"not brought: queue {printable(name)}: {printable(lost)}", file=sys.stderr)
 
 
 def _read(source: str, account: str | None) -> list[Found]:
@@ -111,13 +124,10 @@ def _of_file(path: Path) -> list[Found]:
     for warning in declared.warnings:
         print(f"not brought: {warning}", file=sys.stderr)
     names = declared.names_region
-    return [
-        _of_change(each.create.queue.name, each.create.queue.region if names else None, each.create.change)
-        for each in declared.queues
-    ]
+    return [_of_change(each.create.queue, each.create.change, names_region=names) for each in declared.queues]
 
 
-def _of_change(name: str, region: str | None, change: Mapping[str, Any]) -> Found:
+def _of_change(queue: QueueKey, change: Mapping[str, Any], *, names_region: bool) -> Found:
     times = {
         field: change[f"{field}_us"] / SECOND_US
         for field in ("visibility_timeout", "delay", "retention", "wait")
@@ -133,8 +143,10 @@ def _of_change(name: str, region: str | None, change: Mapping[str, Any]) -> Foun
         content_deduplication=change.get("content_deduplication", False),
         tags=change.get("tags", {}),
     )
-    lost = tuple(f"its {name} (--to creates no such setting)" for name in ("alias", "xml_body") if name in change)
-    return Found(name, template, region, lost)
+    lost = [f"its {name} (--to creates no such setting)" for name in ("alias", "xml_body") if name in change]
+    if queue.account != DEVELOPMENT_ACCOUNT:
+        lost.append(f"its account {queue.account}")
+    return Found(queue.name, template, queue.region if names_region else None, tuple(lost))
 
 
 def _documents(path: Path) -> Iterator[Any]:
@@ -262,18 +274,25 @@ def _message(row: Mapping[str, Any], bodies: _Extents, now: float) -> Message | 
 
 
 def _in_order(found: Sequence[Found]) -> list[Found]:
-    """Dead-letter queues before those that name them."""
-    ordered: dict[str, Found] = {}
-    names = {each.name: each for each in found}
-
-    def add(each: Found, above: tuple[str, ...]) -> None:
-        target = each.template.dead_letter_queue
-        if target in names and target not in above and target not in ordered:
-            add(names[target], (*above, each.name))
-        ordered[each.name] = each
-
+    """Dead-letter queues before those that name them, which are of the same region. Of those that share name and region
+    the first counts: a source may have several accounts."""
+    ordered: dict[_Key, Found] = {}
+    known: dict[_Key, Found] = {}
     for each in found:
-        add(each, (each.name,))
+        first = known.setdefault(each.key, each)
+        if first != each:
+            _tell(
+                each.name, f"another one of this name{'' if each.region is None else f' in {each.region}'} is brought"
+            )
+
+    def add(each: Found, above: tuple[_Key, ...]) -> None:
+        target = (each.region, each.template.dead_letter_queue or "")
+        if target in known and target not in above and target not in ordered:
+            add(known[target], (*above, each.key))
+        ordered[each.key] = each
+
+    for each in known.values():
+        add(each, (each.key,))
     return list(ordered.values())
 
 
