@@ -165,6 +165,24 @@ def test_a_message_that_is_refused_does_not_keep_back_the_others(run: Run, tmp_p
         assert queue.stats().visible == 151
 
 
+def test_a_file_names_no_dead_letter_queue_that_it_lacks(run: Run, tmp_path: Path) -> None:
+    policy = {"deadLetterTargetArn": "arn:aws:sqs:eu-west-1:999999999999:dead", "maxReceiveCount": 3}
+    orders = {"QueueArn": ARN + "orders", "RedrivePolicy": json.dumps(policy)}
+    own = {"QueueArn": ARN + "own", "RedrivePolicy": json.dumps(policy | {"deadLetterTargetArn": ARN + "dead"})}
+    dead = {"QueueArn": ARN + "dead"}
+    (tmp_path / "queues.json").write_text("\n".join(json.dumps({"Attributes": each}) for each in (own, orders, dead)))
+    whole = run("import", "queues.json")
+    assert [each["name"] for each in tomllib.loads(whole.out)["queue"] if "dead_letter" in each] == ["own"]
+    assert (
+        f"queue orders: its dead-letter queue, of another account or region: {policy['deadLetterTargetArn']}"
+        in whole.err
+    )
+    ended = run("import", "queues.json", "--prefix", "o", "--into", "queues.toml")
+    assert "queue own: its dead-letter queue dead, which is not among those that are brought\n" in ended.err
+    declared = queues_file.read(tmp_path / "queues.toml", [Account(DEVELOPMENT_ACCOUNT)])
+    assert [each.create.change.get("redrive") for each in declared.queues] == [None, None]
+
+
 def test_queues_that_share_a_name_are_told_apart(run: Run, tmp_path: Path) -> None:
     def entry(name: str, region: str, seconds: int, more: str = "") -> str:
         return f'[[queue]]\nname = "{name}"\nregion = "{region}"\nvisibility_timeout = {seconds}\n{more}\n'

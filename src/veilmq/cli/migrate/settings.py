@@ -85,6 +85,8 @@ def bring(given: Mapping[str, Any]) -> Exit:
         raise Failure(Exit.USAGE, "--into writes a file, and --to creates the queues: say one of them")
     found = [each for source in given["sources"] for each in _read(source, given["account"])]
     found = _in_order([each for each in found if each.name.startswith(given["prefix"])])
+    if given["to"] is None:
+        found = _closed(found)
     for each in found:
         for text in each.lost:
             _tell(each.name, text)
@@ -187,7 +189,8 @@ def _of_attributes(document: Any, path: Path | None, tags: Mapping[str, str] | N
     lost = [text for attribute, text in _NOT_BROUGHT.items() if given.get(attribute)]
     lost += [f"{name} {given[name]}" for name, ours in _OFF.items() if given.get(name, ours) != ours]
     if redrive and target[-3:-1] != [region, account]:
-        lost.append(f"its dead-letter queue is of another account or region: {redrive['deadLetterTargetArn']}")
+        template = _without_dead_letters(template)
+        lost.append(f"its dead-letter queue, of another account or region: {redrive['deadLetterTargetArn']}")
     return Found(name, template, region, tuple(lost))
 
 
@@ -294,6 +297,22 @@ def _in_order(found: Sequence[Found]) -> list[Found]:
     for each in known.values():
         add(each, (each.key,))
     return list(ordered.values())
+
+
+def _closed(found: Sequence[Found]) -> list[Found]:
+    """Without the policies whose dead-letter queues are not among these: `veilmq serve` refuses a file with them."""
+    known, closed = {each.key for each in found}, []
+    for each in found:
+        target = each.template.dead_letter_queue
+        if target is not None and (each.region, target) not in known:
+            lost = f"its dead-letter queue {target}, which is not among those that are brought"
+            each = each._replace(template=_without_dead_letters(each.template), lost=(*each.lost, lost))
+        closed.append(each)
+    return closed
+
+
+def _without_dead_letters(template: Template) -> Template:
+    return msgspec.structs.replace(template, dead_letter_queue=None, receive_count_max=None)
 
 
 def _print(found: Sequence[Found], into: Path | None) -> None:
