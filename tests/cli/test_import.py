@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import subprocess
 import sys
 import tomllib
@@ -74,6 +75,23 @@ def test_a_file_that_names_no_region_gives_one_without(run: Run, tmp_path: Path)
     assert tomllib.loads(run("import", "a.conf").out) == {"queue": [{"name": "orders"}]}
     (tmp_path / "b.conf").write_text("aws { region = eu-west-1 }\nqueues { orders { } }")
     assert 'region = "eu-west-1"' in run("import", "b.conf").out
+
+
+def test_a_time_keeps_its_digits(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text('[[queue]]\nname = "a"\nretention = 12345.678\n')
+    assert "retention = 12345.678\n" in run("import", "a.toml").out
+
+
+def test_credentials_that_nobody_has_are_told(
+    run: Run, veilmq_server: LocalServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    ended = run("import", f"{veilmq_server.sqs_url.replace('http', 'sqs', 1).rstrip('/')}/?tls=0")
+    assert (ended.code, ended.err.startswith("veilmq: SOURCE: no credentials\n  Name them in the URL")) == (2, True)
 
 
 def test_what_aws_prints_becomes_a_queues_file(run: Run, tmp_path: Path) -> None:
@@ -214,6 +232,19 @@ def test_queues_that_share_a_name_are_told_apart(run: Run, tmp_path: Path) -> No
         ("a.json", "{", "a.json: is not the JSON that `aws sqs` prints"),
         ("a.json", '{"QueueUrls": []}', "a.json: expected the Attributes of a queue"),
         ("a.json", '{"Attributes": {"QueueArn": "orders"}}', "a.json: expected the Attributes of a queue"),
+        *[
+            (
+                "a.json",
+                json.dumps({"Attributes": {"QueueArn": ARN + "a", "VisibilityTimeout": each}}),
+                "a.json: expected the",
+            )
+            for each in ("nan", "inf")
+        ],
+        (
+            "__azurite_db_queue__.json",
+            '{"collections": [{"name": "$QUEUES_COLLECTION$", "data": [{"name": "orders"}]}]}',
+            "__azurite_db_queue__.json: is not a database of Azurite",
+        ),
         ("a.conf", "queues { orders { delay = soon } }", "a.conf: line 1: queue orders: delay: expected a duration"),
         ("__azurite_db_queue__.json", "[]", "__azurite_db_queue__.json: is not a database of Azurite"),
     ],

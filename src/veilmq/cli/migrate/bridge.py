@@ -225,6 +225,10 @@ def _host(host: str | None) -> str:
     return "localhost" if is_here(f"//[{shown}]" if ":" in shown else f"//{shown}") else shown
 
 
+_ADVICE_CREDENTIALS: Final = (
+    "Name them in the URL, sqs://KEY:SECRET@HOST:PORT/, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY:"
+    " a server in development mode takes any."
+)
 _OPTIONS: Final = ("workers", "lease", "rate", "limit", "group")
 
 
@@ -247,6 +251,8 @@ def failing(side: str) -> Iterator[None]:
         advice = "" if side else "What the target has not acknowledged is still at the source: run it again."
         raise Failure(Exit.ADDRESS, f"{named}{error}", advice) from None
     except VeilError as error:
+        if isinstance(error, ServiceError) and error.code == "NoCredentialsError":
+            raise Failure(Exit.USAGE, f"{named}no credentials", _ADVICE_CREDENTIALS) from None
         raise Failure(Exit.WRONG, f"{named}{error}") from None
 
 

@@ -7,6 +7,7 @@ its extents; GetQueueAttributes in the SQS API Reference, as `aws` prints it.
 """
 
 import json
+import math
 import re
 import sys
 from collections import Counter
@@ -39,6 +40,15 @@ from veilmq.server.config import FileInvalid, queues_file
 DATABASE: Final = "__azurite_db_queue__.json"
 _EXTENTS: Final = "__azurite_db_queue_extent__.json"
 _EXTENT_DIRECTORY: Final = "__queuestorage__"
+_QUEUES: Final = "$QUEUES_COLLECTION$"
+_MESSAGES: Final = "$MESSAGES_COLLECTION$"
+_EXTENT_ROWS: Final = "$EXTENTS_COLLECTION$"
+_MEMBERS: Final = {
+    _QUEUES: ("accountName", "name"),
+    _MESSAGES: ("accountName", "queueName"),
+    _EXTENT_ROWS: ("id", "path"),
+}
+"""Texts that each row of a collection has."""
 _DEVELOPMENT: Final = "devstoreaccount1"
 _SENT_TOGETHER: Final = 100
 _REASONS_MAX: Final = 10
@@ -169,7 +179,7 @@ def _of_attributes(document: Any, path: Path | None, tags: Mapping[str, str] | N
     try:
         given = msgspec.convert(document["Attributes"], dict[str, str])
         *_, region, account, name = given["QueueArn"].split(":")
-        numbers = {field: float(given[known]) for known, field in _SECONDS.items() if known in given}
+        numbers = {field: _finite(given[known]) for known, field in _SECONDS.items() if known in given}
         size = given.get("MaximumMessageSize")
         redrive = json.loads(given.get("RedrivePolicy") or "{}")
         target = redrive.get("deadLetterTargetArn", "").split(":")
@@ -194,6 +204,14 @@ def _of_attributes(document: Any, path: Path | None, tags: Mapping[str, str] | N
     return Found(name, template, region, tuple(lost))
 
 
+def _finite(text: str) -> float:
+    """Raises ValueError."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError
+    return value
+
+
 def _of_endpoint(url: str) -> Iterator[Found]:
     """All queues of an account that speaks SQS, with their tags. Raises Failure."""
     if not url.startswith("sqs://"):
@@ -210,7 +228,7 @@ def _of_endpoint(url: str) -> Iterator[Found]:
 def _of_azurite(directory: Path, account: str | None) -> list[Found]:
     """Queues, metadata and messages of Azurite's database. Raises Failure, OSError."""
     database = _collections(directory / DATABASE)
-    queues = database.get("$QUEUES_COLLECTION$", [])
+    queues = database.get(_QUEUES, [])
     accounts = sorted({each["accountName"] for each in queues})
     wanted = account or (accounts[0] if len(accounts) == 1 else _DEVELOPMENT)
     if accounts and wanted not in accounts:
@@ -219,7 +237,7 @@ def _of_azurite(directory: Path, account: str | None) -> list[Found]:
     bodies = _Extents(directory)
     messages: dict[str, list[Message]] = {}
     now = SYSTEM.wall()
-    for row in database.get("$MESSAGES_COLLECTION$", []):
+    for row in database.get(_MESSAGES, []):
         message = _message(row, bodies, now)
         if row["accountName"] == wanted and message is not None:
             messages.setdefault(row["queueName"], []).append(message)
@@ -234,7 +252,10 @@ def _collections(path: Path) -> dict[str, list[Any]]:
     """The rows of LokiJS's collections. Raises Failure, OSError."""
     try:
         whole = json.loads(path.read_bytes())
-        return {each["name"]: each["data"] for each in whole["collections"]}
+        found = {each["name"]: each["data"] for each in whole["collections"]}
+        for name, members in _MEMBERS.items():
+            msgspec.convert([[row[member] for member in members] for row in found.get(name, [])], list[list[str]])
+        return found
     except (ValueError, KeyError, TypeError, RecursionError):
         raise Failure(Exit.USAGE, f"{path}: is not a database of Azurite", "Is Azurite still writing it?") from None
 
@@ -244,7 +265,7 @@ class _Extents:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory / _EXTENT_DIRECTORY
-        rows = _collections(directory / _EXTENTS).get("$EXTENTS_COLLECTION$", [])
+        rows = _collections(directory / _EXTENTS).get(_EXTENT_ROWS, [])
         self._paths = {each["id"]: each["path"] for each in rows}
 
     def piece(self, extent: str, offset: int, count: int) -> str:
@@ -336,7 +357,7 @@ def _toml(found: Found) -> Iterator[str]:
     for field in ("visibility_timeout", "delay", "retention", "wait", "message_bytes_max"):
         value = getattr(made, field)
         if value is not None:
-            yield f"{field} = {value:g}" if value != int(value) else f"{field} = {int(value)}"
+            yield f"{field} = {value if value != int(value) else int(value)}"
     if made.dead_letter_queue is not None:
         target = f"queue = {_text(made.dead_letter_queue)}, receive_count_max = {made.receive_count_max}"
         yield f"dead_letter = {{ {target} }}"
