@@ -56,10 +56,21 @@ class TestParts:
         }  # fmt: skip
         assert found.type == "invoice"
 
+    def test_a_header_is_kept_beside_the_property_of_its_name(self) -> None:
+        found = received(headers={"content_type": "h", "app_id": "a"}, content_type="p")
+        assert found.attributes == {"content_type": "p", "header_content_type": "h", "app_id": "a"}
+
+    def test_a_queues_name_is_decoded_once(self) -> None:
+        assert open_rabbitmq("amqp://h/?queue=a%2520b")[1] == "a%20b"
+
     def test_and_come_back(self) -> None:
-        found = received(headers={"n": 7}, content_type="text/plain", type="invoice", message_id="m", priority=5)
+        found = received(
+            headers={"n": 7}, content_type="text/plain", content_encoding="gzip", type="invoice", message_id="m",
+            priority=5,
+        )  # fmt: skip
         back = properties_of(carried(found, CAPABILITIES, None, 0))
         assert (back.headers, back.content_type, back.type) == ({"n": 7}, "text/plain", "invoice")
+        assert back.content_encoding == "gzip"
         assert (back.message_id, back.priority, back.delivery_mode) == ("m", 5, 2)
 
     def test_a_body_that_is_no_text_becomes_base64(self) -> None:

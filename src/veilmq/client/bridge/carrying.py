@@ -52,6 +52,8 @@ def differences(source: Capabilities, target: Capabilities, group: str | None, *
     if source.protocol == "amqp":
         text = "a body that is not UTF-8 goes over as base64, with the attribute content-encoding; headers that are"
         found.append(Difference(f"{text} neither text, number nor bytes go over as JSON", False))
+        text = "a header named as a property that the message has, such as content_type, goes over as"
+        found.append(Difference(f"{text} header_content_type", False))
         text = "a message_id goes over as an attribute; with message_ids=unique in FROM's URL, and only then, a FIFO"
         found.append(Difference(f"{text} target drops what is sent twice", False))
         found.append(Difference("a time to live counts anew: RabbitMQ does not tell how much of it is over", False))

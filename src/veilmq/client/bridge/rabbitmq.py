@@ -22,7 +22,7 @@ import uuid
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Final, TypeVar
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import pika
 from msgspec.structs import replace
@@ -52,8 +52,9 @@ _POLL_SECONDS: Final = 0.1
 _HEARTBEAT_SECONDS: Final = 60
 _PRIORITY_DEFAULT: Final = 8
 """Ours; RabbitMQ's is 0, and its greater ones come first."""
-_PROPERTIES: Final = ("content_type", "correlation_id", "reply_to", "app_id", "message_id")
-"""Become attributes of the same names, and properties again."""
+_PROPERTIES: Final = ("content_type", "content_encoding", "correlation_id", "reply_to", "app_id", "message_id")
+"""Become attributes of the same names, and properties again. A header beside one, of the same name, gets a prefix."""
+_BESIDE: Final = "header_"
 _SHORT_BYTES_MAX: Final = 255
 """A short string of AMQP: of a property, and the name of a header."""
 _FRAME_REST_BYTES: Final = 20
@@ -342,7 +343,7 @@ def open_rabbitmq(url: str) -> tuple[RabbitAccount, str | None, bool]:
         raise ParameterInvalid(parameter="url", reason=reason) from None
     if ids not in (None, "unique"):
         raise ParameterInvalid(parameter="url", reason="message_ids can only be unique: no two messages share one")
-    return RabbitAccount(parameters, unique_ids=ids is not None), None if name is None else unquote(name), create
+    return RabbitAccount(parameters, unique_ids=ids is not None), name, create
 
 
 def _requeue(channel: Any, tag: int) -> None:
@@ -364,8 +365,9 @@ def received_of(
     unique_ids: its message_id is its id; else that is new at each delivery. An expiration counts from now, because
     RabbitMQ does not tell how much of it is over.
     """
-    attributes = {name: value_of(value) for name, value in (properties.headers or {}).items()}
-    attributes |= {name: found for name in _PROPERTIES if (found := getattr(properties, name))}
+    named = {name: found for name in _PROPERTIES if (found := getattr(properties, name))}
+    headers = {name: value_of(value) for name, value in (properties.headers or {}).items()}
+    attributes = {f"{_BESIDE}{name}" if name in named else name: value for name, value in headers.items()} | named
     try:
         text = body.decode()
     except UnicodeDecodeError:
