@@ -681,6 +681,8 @@ def test_the_commands_make_a_cluster_and_show_it(run: Run, shared_pair: Pair, tm
     before = run("cluster", "status", "--cluster", shared_pair.dsn)
     assert before.code == 1
     assert "nobody, epoch 0" in before.out
+    in_json = run("cluster", "status", "--cluster", shared_pair.dsn, "--json")
+    assert (in_json.code, in_json.json[0]["owned"]) == (1, False)
     servers = Servers(tmp_path, shared_pair)
     try:
         servers.start("one")

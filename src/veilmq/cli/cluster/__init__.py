@@ -101,7 +101,13 @@ def _status(url: _Url, single_copy: _SingleCopy = False, as_json: _Json = False)
         found = status(postgres)
     if as_json:
         print_json(msgspec.to_builtins(found))
-        return
+    else:
+        _show(found)
+    if not found.owned:
+        raise typer.Exit(int(Exit.WRONG))
+
+
+def _show(found: Status) -> None:
     owner = f"{found.owner or 'nobody'}, epoch {found.epoch}"
     if not found.owned:
         owner += ": its lease has ended" if found.owner else ""
@@ -118,8 +124,6 @@ def _status(url: _Url, single_copy: _SingleCopy = False, as_json: _Json = False)
         print("standby   none: losing PostgreSQL's machine loses messages")
     for server in found.servers:
         print(f"server    {server.name}: {_said(server, found)}")
-    if not found.owned:
-        raise typer.Exit(int(Exit.WRONG))
 
 
 def _snapshot(found: Status) -> str:
