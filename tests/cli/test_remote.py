@@ -453,6 +453,14 @@ def test_a_message_is_found_by_its_deduplication_id(veilmq: Run) -> None:
         assert veilmq(command, "both", "--queue", "b.fifo").code == 0
         none = veilmq(command, "none")
         assert (none.code, none.err) == (1, "veilmq: no message has the deduplication id none\n")
+    for command in ("find", "trace"):
+        for given, queue in ((sent, "a.fifo"), (sent, "b.fifo")):
+            assert sent in veilmq(command, given, "--queue", queue, "--json").out
+    bridged = veilmq("send", "b.fifo", "y", "--group", "h", "--deduplication-id", sent, "--json").json[0]["id"]
+    assert veilmq("trace", sent, "--queue", "b.fifo", "--json").json[0]["message"] == bridged
+    assert veilmq("trace", sent, "--queue", "a.fifo", "--json").json[0]["message"] == sent
+    nothing = veilmq("trace", "")
+    assert (nothing.code, nothing.err) == (2, "veilmq: MESSAGE_ID: expected an id, not an empty text\n")
     uuid = "7d444840-9dc0-11d1-b245-5ffdce74fad2"
     assert "no event of" in veilmq("find", uuid).err
     veilmq("send", "a.fifo", "z", "--group", "g", "--deduplication-id", uuid)

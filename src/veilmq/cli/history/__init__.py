@@ -83,7 +83,10 @@ _AnyId = Annotated[
 _SentTo = Annotated[
     str | None,
     typer.Option(
-        "--queue", metavar="QUEUE", help="For a deduplication id: sent to this queue.", autocompletion=queue_names
+        "--queue",
+        metavar="QUEUE",
+        help="It is or was in this queue; by a deduplication id: sent to it.",
+        autocompletion=queue_names,
     ),
 ]
 
@@ -95,11 +98,16 @@ def _looked_up(
     ask: Callable[[str], dict[str, Any]],
     is_known: Callable[[dict[str, Any]], Any],
 ) -> dict[str, Any]:
-    """What `ask` says of a message, given its id or, if none is known by that, its deduplication id. Raises Failure."""
-    found = ask(given) if queue is None and _ID.fullmatch(given) else None
-    if found is not None and is_known(found):
+    """What `ask` says of a message, given its id or, if none is known by that, its deduplication id. Raises Failure.
+
+    queue: one that is known by its id comes first only if it is or was there: a bridge makes ids deduplication ids."""
+    if not given:
+        raise Failure(Exit.USAGE, "MESSAGE_ID: expected an id, not an empty text")
+    key = None if queue is None else str(asked.queue(queue))
+    found = ask(given) if _ID.fullmatch(given) else None
+    if found is not None and is_known(found) and (key is None or key in _queues_of(found)):
         return found
-    sends = asked.access.sends(given, None if queue is None else str(asked.queue(queue)))
+    sends = asked.access.sends(given, key)
     sent = sends["messages"]
     if len(sent) == 1:
         return ask(sent[0]["message"])
@@ -119,6 +127,13 @@ def _looked_up(
         return found
     among = "" if sends["complete"] else f" among the last {sends['scanned']} events"
     raise Failure(Exit.WRONG, f"no message has the deduplication id {given}{among}")
+
+
+def _queues_of(found: Mapping[str, Any]) -> set[str]:
+    """The queues where a message is or was, as far as this says."""
+    events = [*found.get("events", ()), *filter(None, [found.get("last")])]
+    named = [(each, each["name"]) for each in found.get("places", ())] + [(each, each["queue"]) for each in events]
+    return {f"{each['account']}/{each['region']}/{name}" for each, name in named}
 
 
 def find(
