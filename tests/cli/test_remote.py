@@ -169,6 +169,10 @@ def test_a_command_that_is_repeated_with_its_id_acts_once(veilmq: Run) -> None:
     assert veilmq("purge", "orders", "--yes").out == "purged orders: 1 messages\n"
     other = veilmq("queues", "delete", "orders", "--yes", "--id", "p")
     assert (other.code, "used for another call" in other.err) == (1, True)
+    assert veilmq("queues", "set", "orders", "--tag", "x=1", "--id", "t").code == 0
+    assert veilmq("queues", "set", "orders", "--tag", "y=1").code == 0
+    again = veilmq("queues", "set", "orders", "--tag", "x=1", "--id", "t")
+    assert (again.code, "such as a queue's tags, has changed since" in again.err) == (1, True)
     assert veilmq("purge", "orders", "--yes", "--id", "a b").code == 2
     told = [each["detail"]["id"] for each in veilmq("events", "--json", "--kind", "operator_command").json]
     assert told[:5] == ["make", '"\\"', "many", "many.2", "p"]
@@ -348,7 +352,8 @@ def test_dead_letters_are_put_back(veilmq: Run) -> None:
     veilmq("send", "dead", "--lines", stdin="x\n" * 50)
     (begun_json,) = veilmq("moves", "start", "dead", "--to", "elsewhere", "--rate", "1", "--json").json
     assert (begun_json["to_move"], begun_json["destination"]["name"]) == (50, "elsewhere")
-    cancelled = veilmq("moves", "cancel", "dead")
+    cancelled = veilmq("moves", "cancel", "dead", "--id", "c")
+    assert veilmq("moves", "cancel", "dead", "--id", "c") == cancelled
     assert cancelled.code == 0
     assert cancelled.out.endswith(" of 50 messages were moved\n")
     assert veilmq("moves", "cancel", "dead").code != 0

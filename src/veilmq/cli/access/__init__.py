@@ -324,6 +324,10 @@ _NEXT: Final = {
     "method_not_allowed": f"Perhaps {_RELEASE}",
     "QueueMissing": "See what there is with `veilmq queues list --all`, or make it with `veilmq queues create NAME`.",
     "QueueExists": "Change it with `veilmq queues set NAME`.",
+    "idempotency_key_reused": (
+        "If it was for this command, that was carried out; what the command starts from, such as a queue's tags, has "
+        "changed since. See how things are, and repeat it without --id if it is still wanted."
+    ),
     "DiskLow": "Free some space; receives and deletes go on meanwhile.",
     "LeaseTaken": "The message is another receiver's now: its handle is the one that counts.",
 }

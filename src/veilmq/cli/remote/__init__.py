@@ -75,6 +75,8 @@ class Asked:
     """Opens a new access to the same server; None while nobody serves the directory. Raises Failure."""
     ids: Iterator[str] | None = None
     """The ids of the calls that change something; None: they have none."""
+    is_named: bool = False
+    """Whether the user gave the id: this may be a repetition."""
 
     @cached_property
     def _home(self) -> "Home":
@@ -294,7 +296,8 @@ def command_of(body: Callable[..., None], ids: Id = Id.NEVER) -> Callable[..., N
         again = partial(http_access, target, os.environ)
         own_ids = _ids(taken.get("command_id"), ids)
         with open_access(target, os.environ) as access:
-            body(Asked(access, (taken["account"], taken["region"]), taken["as_json"], again, own_ids), **given)
+            named, is_named = (taken["account"], taken["region"]), taken.get("command_id") is not None
+            body(Asked(access, named, taken["as_json"], again, own_ids, is_named), **given)
 
     kind = inspect.Parameter.KEYWORD_ONLY
     own = [each.replace(kind=kind) for each in list(inspect.signature(body).parameters.values())[1:]]
