@@ -17,7 +17,7 @@ from tests.support.commands import WAYS, Run, reaching
 from tests.support.ports import kept_ports
 
 from veilmq.cli.options import duration_us as read_duration
-from veilmq.cli.output import duration, instant, printable
+from veilmq.cli.output import duration, instant, printable, time_text
 from veilmq.store.directory import DATABASE
 from veilmq.store.sqlite.disk.schema import VERSION
 from veilmq.testing.for_each import for_each
@@ -88,7 +88,8 @@ def test_long_lines_go_in_smaller_batches(veilmq: Run) -> None:
         (("send", "orders", "x", "--id", "\u20ac"), "--id: expected 1 to 128 visible ASCII characters"),
         (("send", "orders", "x", "--id", "a\nb"), "--id: expected 1 to 128 visible ASCII characters"),
         (("queues", "failures", "orders", "--all"), "--prefix and --all are for several queues: leave QUEUE out"),
-        (("queues", "failures", "orders", "--last", "9d"), "--last: "),
+        (("queues", "failures", "orders", "--last", "9d"), "--last: expected at most 1d, not 9d"),
+        (("quarantine", "drop", "orders", "x", "--yes"), "MESSAGE_ID: 32 hexadecimal digits, or a UUID, are needed"),
         (("jobs", "show", "xyz"), "JOB_ID: "),
     ],
 )
@@ -240,6 +241,8 @@ def test_messages_are_listed_by_what_they_are(veilmq: Run) -> None:
     assert listed("--type", "b") == sent[1:]
     assert listed("--type", "b", "--text", "thr") == sent[2:]
     assert listed("--limit", "2") == sent[:2]
+    assert veilmq("messages", "orders", "--limit", "2").err == "there may be more than these 2: --limit N lists more\n"
+    assert veilmq("messages", "orders", "--limit", "4").err == ""
     assert listed("--older", "1h") == listed("--hidden") == listed("--receives", "1") == []
     veilmq("receive", "orders")
     assert listed("--hidden") == sent[:1]
@@ -794,9 +797,12 @@ def test_times_are_read(text: str, duration_us: int) -> None:
 
 def test_people_see_no_control_characters() -> None:
     assert printable("a\x1b[31m\x9b\nb \u00e9") == "a\\x1b[31m\\x9b\\nb \u00e9"
-    assert [duration(each) for each in (0, 5, 1_500, 30_000_000, 90_000_000, 86_400_000_000)] == [
-        "0 s", "5 us", "1.5 ms", "30 s", "1.5 min", "1 d",
-    ]  # fmt: skip
+    shown = {
+        0: "0 s", 5: "5 us", 1_500: "1.5 ms", 999_700: "1 s", 30_000_000: "30 s", 90_000_000: "1.5 min",
+        86_400_000_000: "1 d", 1_234 * 86_400_000_000: "1234 d",
+    }  # fmt: skip
+    assert {each: duration(each) for each in shown} == shown
+    assert [time_text(each) for each in (0.0015, 0.9997, 119, 3_600_000)] == ["1.5 ms", "1 s", "119 s", "1000 h"]
     assert instant(0) == "1970-01-01 00:00:00.000"
     assert instant(2**62) == instant(None) == "never"
 

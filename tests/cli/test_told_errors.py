@@ -1,6 +1,7 @@
 """What a command says of ports that are no admin port, of odd addresses and text, and of directories it cannot use."""
 
 import http.server
+import json
 import signal
 import socket
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 from tests.cli.conftest import INTERRUPTIBLE, WAIT_S, Serve
+from tests.support.broken_server import BrokenServer, answer
 from tests.users import other_user
 
 import veilmq
@@ -128,6 +130,14 @@ def test_a_command_tells_of_another_server(
     done = veilmq(*command, "--admin", answering(b"welcome"), "--token-file", str(token))
     assert (done.returncode, "Traceback" in done.stderr) == (4, False)
     assert "answers 200, and not as a VeilMQ admin port" in done.stderr
+
+
+def test_a_servers_words_drive_no_terminal(veilmq: Run) -> None:
+    said = {"error": "NoSuch", "message": "a\x1b[31m\x9b1mred", "field": None, "data": {}}
+    server = BrokenServer([answer(400, json.dumps(said).encode())])
+    ended = veilmq("queues", "list", "--admin", server.url, "--account", "0" * 12, "--region", "r")
+    server.close()
+    assert ended.stderr == "veilmq: a\\x1b[31m\\x9b1mred\n"
 
 
 def test_the_port_of_a_protocol_is_told_from_the_admin_port(serve: Serve, veilmq: Run) -> None:

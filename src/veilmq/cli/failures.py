@@ -90,10 +90,11 @@ def end_without(error: ModuleNotFoundError) -> NoReturn:
 
 
 def end(failure: Failure) -> NoReturn:
-    """Print the problem and the advice on stderr, and exit."""
-    print(f"veilmq: {failure}", file=sys.stderr)
-    if failure.advice:
-        print(f"  {failure.advice}", file=sys.stderr)
+    """Print the problem and the advice on stderr, and exit. A server's words may be in them."""
+    from veilmq.cli.output import printable
+
+    for text in filter(None, (f"veilmq: {failure}", f"  {failure.advice}" if failure.advice else "")):
+        print("\n".join(map(printable, text.split("\n"))), file=sys.stderr)
     raise SystemExit(int(failure.code))
 
 

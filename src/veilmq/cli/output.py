@@ -30,6 +30,8 @@ _DRIVING: Final = re.compile("[\x7f-\x9f]")
 Advance = Callable[[str, int, int], None]
 """Called with the current step, how much of it is done, and its total."""
 _WIDTH_PIPED: Final = 200
+_ROUNDED_UP: Final = 0.9995
+"""From here on three digits make it 1."""
 _UNITS: Final = ((86_400_000_000, "d"), (3_600_000_000, "h"), (60_000_000, "min"), (1_000_000, "s"), (1_000, "ms"))
 
 
@@ -45,11 +47,16 @@ def in_json(value: Any, default: Callable[[Any], object] | None = None) -> str:
 
 def time_text(seconds: float) -> str:
     """A duration in its nearest unit, with three digits."""
-    if seconds < 1:
-        return f"{seconds * 1_000:.3g} ms"
+    if seconds < _ROUNDED_UP:
+        return f"{_digits(seconds * 1_000)} ms"
     if seconds < 120:
-        return f"{seconds:.3g} s"
-    return f"{seconds / 60:.3g} min" if seconds < 7_200 else f"{seconds / 3_600:.3g} h"
+        return f"{_digits(seconds)} s"
+    return f"{_digits(seconds / 60)} min" if seconds < 7_200 else f"{_digits(seconds / 3_600)} h"
+
+
+def _digits(number: float) -> str:
+    """Three of them, and all before the point."""
+    return f"{number:.0f}" if abs(number) >= 1_000 * _ROUNDED_UP else f"{number:.3g}"
 
 
 def counted(number: int, noun: str) -> str:
@@ -127,8 +134,8 @@ def instant(instant_us: int | None) -> str:
 def duration(duration_us: int) -> str:
     """In the largest unit that keeps it readable: 30 s, 4 d, 1.5 h."""
     for unit_us, name in _UNITS:
-        if abs(duration_us) >= unit_us:
-            return f"{duration_us / unit_us:.3g} {name}"
+        if abs(duration_us) >= unit_us * _ROUNDED_UP:
+            return f"{_digits(duration_us / unit_us)} {name}"
     return f"{duration_us} us" if duration_us else "0 s"
 
 

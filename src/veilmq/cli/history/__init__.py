@@ -56,11 +56,13 @@ def list_messages(
     given = {"state": "hidden" if hidden else "visible", "limit": min(limit, PAGE_MAX)}
     given |= filter_of(message_type, group, older, receives, text)
     found: list[dict[str, Any]] = []
-    looked_at, is_stopped = 0, False
+    looked_at, is_stopped, is_cut = 0, False, False
     for page in asked.access.messages(asked.queue(queue), given):
-        found += page["messages"][: limit - len(found)]
+        left = limit - len(found)
+        found += page["messages"][:left]
         looked_at += page["looked_at"]
         is_stopped = looked_at >= scan and page["after"] is not None
+        is_cut = page["after"] is not None or len(page["messages"]) > left
         if is_stopped or len(found) == limit:
             break
     if asked.as_json:
@@ -72,6 +74,8 @@ def list_messages(
         message_table(found)
     if is_stopped and len(found) < limit:
         print(f"stopped after {looked_at} messages: --scan N looks at more", file=sys.stderr)
+    elif is_cut and len(found) == limit:
+        print(f"there may be more than these {limit}: --limit N lists more", file=sys.stderr)
     elif not found and not asked.as_json:
         print("no such message", file=sys.stderr)
 

@@ -404,7 +404,7 @@ def _create(account: Queues, found: Sequence[Found], *, with_messages: bool) -> 
             break
         except VeilError as error:
             done.wrong += 1
-            print(f"refused: queue {printable(each.name)}: {error}", file=sys.stderr)
+            print(f"refused: queue {printable(each.name)}: {printable(str(error))}", file=sys.stderr)
     print(done.text(len(found), with_messages=with_messages))
     if failure is not None:
         raise failure

@@ -36,7 +36,7 @@ from veilmq.cli.options import (
     pairs,
     queue_names,
 )
-from veilmq.cli.output import in_json, print_json, write_new
+from veilmq.cli.output import in_json, print_json, printable, write_new
 from veilmq.cli.remote.tables import show_list
 
 if TYPE_CHECKING:
@@ -246,7 +246,7 @@ def _report(asked: "Asked", shown: list[dict[str, Any]], said: str | None) -> in
         if asked.as_json:
             print_json(each)
         elif "error" in each:
-            print(f"refused: {each['message']}", file=sys.stderr)
+            print(f"refused: {printable(each['message'])}", file=sys.stderr)
         elif said is not None:
             print(said.format(**each))
     return sum("error" in each for each in shown)
@@ -335,6 +335,8 @@ def drop_quarantined(
     if bool(messages) == everything:
         raise Failure(Exit.USAGE, "name messages by their ids, or say --all", "See them with: veilmq quarantine list")
     ids = list(messages or ())
+    for each in ids:
+        _check_id(each)
     if everything:
         found = asked.access.quarantined(asked.account, asked.region, queue, bodies=False)
         ids = [each["id"] for each in found if each["name"] == queue]
@@ -351,11 +353,22 @@ def drop_quarantined(
             if asked.as_json:
                 print_json({"id": message} | each)
             elif "error" in each:
-                print(f"refused: {each['message']}", file=sys.stderr)
+                print(f"refused: {printable(each['message'])}", file=sys.stderr)
     if not asked.as_json:
         print(f"dropped {len(ids) - refused} messages of {queue} from quarantine")
     if refused:
         raise Failure(Exit.WRONG, f"{refused} of {len(ids)} messages were not in quarantine")
+
+
+def _check_id(given: str) -> None:
+    """Raises Failure."""
+    from veilmq.admin.api.inputs import message_id
+    from veilmq.model.errors import ParameterInvalid
+
+    try:
+        message_id(given)
+    except ParameterInvalid as error:
+        raise Failure(Exit.USAGE, f"MESSAGE_ID: {error.reason}, not {given!r}") from None
 
 
 def _quarantine_table(messages: list[Mapping[str, Any]]) -> None:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from veilmq.cli.remote import Asked
 
 _QUEUES_NAMED: Final = 3
+_FAILURE_MINUTES_MAX: Final = 1_440
 _SCAN_MAX: Final = 100_000
 """So many delayed and leased messages are looked at."""
 QUEUES_MAX: Final = 1_000
@@ -133,6 +134,8 @@ def list_failures(
     """List why messages of a queue, or of all, failed: by kind, type of error and alike first lines, with the newest
     message."""
     minutes = max(1, round(duration_us("--last", last) / MINUTE_US))
+    if minutes > _FAILURE_MINUTES_MAX:
+        raise Failure(Exit.USAGE, f"--last: expected at most 1d, not {last}")
     if queue is not None and (prefix or everything):
         raise Failure(Exit.USAGE, "--prefix and --all are for several queues: leave QUEUE out")
     if queue is not None:
