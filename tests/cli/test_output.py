@@ -12,6 +12,7 @@ from tests.cli.conftest import WAIT_S
 from tests.cli.test_top import Terminal
 
 import veilmq
+from veilmq.cli.output import table
 from veilmq.client.messages import Message
 from veilmq.testing.local import VEILMQ
 
@@ -103,6 +104,22 @@ def test_a_terminal_shows_a_bar_and_a_pipe_none(data: Path, tmp_path: Path) -> N
         assert re.search(rf"{stage} .*━.*100%", bar)
         assert "━" not in after
     assert run("backup", str(tmp_path / "piped"), "--data", str(data))[::2] == (0, "")
+
+
+def test_a_table_cuts_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    table(["job", "count", "body"], [["j" * 90, 12_345_678, "x" * 300]])
+    shown = capsys.readouterr().out
+    assert (shown.count("x"), "j" * 90 in shown, "12345678" in shown) == (300, True, True)
+
+
+def test_a_narrow_terminal_shows_ids_and_all_else(data: Path) -> None:
+    _, out, _ = run("events", "--json", VEILMQ_DATA=str(data))
+    event = json.loads(out.splitlines()[-1])
+    terminal = Terminal("events", "--data", str(data), columns=60)
+    terminal.until(event["message"])
+    assert terminal.end() == 0
+    assert event["kind"] in terminal.seen
+    assert "…" not in terminal.seen
 
 
 def test_a_directory_that_sqlite_cannot_open_is_refused(tmp_path: Path) -> None:

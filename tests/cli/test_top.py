@@ -60,9 +60,9 @@ def test_bad_input_is_told(veilmq: Run) -> None:
 class Terminal:
     """A program in a terminal of its own."""
 
-    def __init__(self, *words: str) -> None:
+    def __init__(self, *words: str, columns: int = 120) -> None:
         master, slave = pty.openpty()
-        environment = os.environ | {"TERM": "xterm", "LINES": "30", "COLUMNS": "120"}
+        environment = os.environ | {"TERM": "xterm", "LINES": "30", "COLUMNS": str(columns)}
         command = [sys.executable, "-c", _PROGRAM, *words]
         self.process = subprocess.Popen(
             command, stdin=slave, stdout=slave, stderr=slave, env=environment, start_new_session=True

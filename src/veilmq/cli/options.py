@@ -15,7 +15,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
@@ -193,6 +193,20 @@ def option_of(parameter: str, *, worker: bool = False) -> str:
         return _OPTIONS["attributes"]
     known = (_KEEPER.get(parts[-1]) if worker else None) or _OPTIONS.get(parts[-1])
     return known or f"--{parts[-1].replace('_', '-')}"
+
+
+def message_ids(given: Iterable[str]) -> list[str]:
+    """The ids. Raises Failure for what can be none."""
+    from veilmq.admin.api.inputs import message_id
+    from veilmq.model.errors import ParameterInvalid
+
+    ids = list(given)
+    for each in ids:
+        try:
+            message_id(each)
+        except ParameterInvalid as error:
+            raise Failure(Exit.USAGE, f"MESSAGE_ID: {error.reason}, not {each!r}") from None
+    return ids
 
 
 def refused_value(parameter: str, reason: str, *, worker: bool = False) -> str:

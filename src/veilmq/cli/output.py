@@ -30,6 +30,11 @@ _DRIVING: Final = re.compile("[\x7f-\x9f]")
 Advance = Callable[[str, int, int], None]
 """Called with the current step, how much of it is done, and its total."""
 _WIDTH_PIPED: Final = 200
+_IDS: Final = frozenset({"message", "job", "task"})
+_WORD_MAX: Final = 40
+"""Characters of a cell without blanks that is not folded: a UUID has 36."""
+_FOLDED_MIN: Final = 12
+"""Width of a column that is folded."""
 _ROUNDED_UP: Final = 0.9995
 """From here on three digits make it 1."""
 _UNITS: Final = ((86_400_000_000, "d"), (3_600_000_000, "h"), (60_000_000, "min"), (1_000_000, "s"), (1_000, "ms"))
@@ -109,11 +114,27 @@ def columns(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> "Table":
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print columns for a person."""
+    """Print columns for a person, cut nowhere: long cells are folded, but not ids and numbers, to be copied. If these
+    alone are wider than the terminal, so is the table."""
+    from rich.cells import cell_len
     from rich.console import Console
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH_PIPED)
-    console.print(columns(heads, rows))
+    rows = list(rows)
+    shown = columns(heads, rows)
+    frame = 3 * len(heads) - 1  # between the columns, and at the edges
+    cells = [[printable(str(row[at])) for row in rows] for at in range(len(heads))]
+    full = [max(map(cell_len, [head, *texts])) for head, texts in zip(heads, cells, strict=True)]
+    if frame + sum(full) > console.width:
+        least = frame
+        for column, head, texts, longest in zip(shown.columns, heads, cells, full, strict=True):
+            is_whole = head in _IDS or all(" " not in each and cell_len(each) <= _WORD_MAX for each in texts)
+            column.no_wrap, column.overflow = is_whole, "fold"
+            if is_whole:
+                column.header = head.replace(" ", "\n")
+            least += max(map(cell_len, [*head.split(), *texts])) if is_whole else min(longest, _FOLDED_MIN)
+        console.width = max(console.width, least)
+    console.print(shown)
 
 
 def printable(text: str) -> str:

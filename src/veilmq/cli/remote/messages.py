@@ -33,6 +33,7 @@ from veilmq.cli.options import (
     confirm,
     duration_us,
     filter_of,
+    message_ids,
     pairs,
     queue_names,
 )
@@ -334,9 +335,7 @@ def drop_quarantined(
     """Delete damaged messages from quarantine, for good."""
     if bool(messages) == everything:
         raise Failure(Exit.USAGE, "name messages by their ids, or say --all", "See them with: veilmq quarantine list")
-    ids = list(messages or ())
-    for each in ids:
-        _check_id(each)
+    ids = message_ids(messages or ())
     if everything:
         found = asked.access.quarantined(asked.account, asked.region, queue, bodies=False)
         ids = [each["id"] for each in found if each["name"] == queue]
@@ -358,17 +357,6 @@ def drop_quarantined(
         print(f"dropped {len(ids) - refused} messages of {queue} from quarantine")
     if refused:
         raise Failure(Exit.WRONG, f"{refused} of {len(ids)} messages were not in quarantine")
-
-
-def _check_id(given: str) -> None:
-    """Raises Failure."""
-    from veilmq.admin.api.inputs import message_id
-    from veilmq.model.errors import ParameterInvalid
-
-    try:
-        message_id(given)
-    except ParameterInvalid as error:
-        raise Failure(Exit.USAGE, f"MESSAGE_ID: {error.reason}, not {given!r}") from None
 
 
 def _quarantine_table(messages: list[Mapping[str, Any]]) -> None:
