@@ -178,6 +178,14 @@ def test_too_little_work_is_not_replayed(found: Any) -> None:
     assert rare.note == "10 finished attempts: 30 are needed"
 
 
+def test_of_a_type_with_few_messages_little_is_known() -> None:
+    few = Work("few", [1.0, 2.0, 3.0], lambda draw, count: np.full(count, 20.0), 1e-9)
+    rows, _ = sketched([rare(1_000)[0], few], Under(90, receives_max=8), 1_000)
+    today, tried = compared(rows, Wanted(timeout_s=40))
+    assert today["messages"] == tried["messages"] == 153
+    assert today["duplicates"] == tried["duplicates"] == 0
+
+
 def leases_of(frames: Any, queue: str) -> Any:
     """What a task gets."""
     leases, others = frames

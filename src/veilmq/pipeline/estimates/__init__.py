@@ -352,7 +352,7 @@ class Curve:
         alive = kaplan_meier(finished, censored)
         crashes = random.poisson(sample.crashes, RESAMPLES)
         if self._counts is None or not self.laws:
-            alive[:, self.last :] = alive[:, self.last : self.last + 1]
+            alive[:, max(self.last, 0) :] = alive[:, self.last : self.last + 1] if self.last >= 0 else 1.0
             return alive, crashes, np.zeros((1, RESAMPLES))
         curves, scores = zip(*(laws.resampled(self._counts, law, finished, censored) for law in self.laws), strict=True)
         every = np.concatenate([self._followed(alive, law) for law in curves])
