@@ -115,6 +115,7 @@ def rows(spark: Any) -> Any:
         Workload("media", lognormal(40, 0.4), "video", 300, lease=30.0, receives_max=6, keeps=True),
         Workload("beats", lognormal(30, 0.5), None, 300, lease=20.0, extend=8.0, crashes_per_second=1 / 300),
         Workload("rare", lognormal(5, 1), None, 10),
+        Workload("silent", lognormal(5, 1), None, 10, crashes_per_second=1e9),
     ]
     events = frame(spark, history(workloads, seed=1, span=3_600.0))
     return attempts(events).cache(), events.where(events.kind.isin(*KINDS)).cache()
@@ -150,6 +151,7 @@ def test_a_longer_timeout_ends_duplicates_and_a_shorter_one_recovers_sooner(foun
 
 def test_workers_are_shared_out_by_the_work_of_each_type(found: Any) -> None:
     assert [both(found, "media", kind)[1].workers for kind in ("video", "icon")] == [10, 1], "one at least"
+    assert found[found.queue == "silent"].note.tolist() == ["0 finished attempts: 30 are needed"], "no work at all"
 
 
 def test_workers_that_extend_go_on_with_it(found: Any) -> None:

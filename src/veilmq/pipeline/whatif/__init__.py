@@ -137,7 +137,9 @@ def whatif(leases: "DataFrame", others: "DataFrame", wanted: Wanted, costs: "Cos
         whole = busy.groupBy(*queue).agg(F.sum("work").alias("whole"))
         share = busy.join(whole, queue).select(
             *queue, F.col("type").alias("_type"),
-            F.greatest(F.lit(1), F.round(F.col("work") / F.col("whole") * wanted.workers)).alias("own_workers"),
+            F.greatest(F.lit(1), F.round(F.col("work") / F.nullif("whole", F.lit(0)) * wanted.workers)).alias(
+                "own_workers"
+            ),
         )  # fmt: skip
         alike = F.col("type").eqNullSafe(F.col("_type"))
         for name in queue:
