@@ -4,6 +4,7 @@ bench/whatif.py compares five workloads with the server; the one here is the sma
 """
 
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import pandas as pd
@@ -19,7 +20,7 @@ from veilmq.pipeline.errors import OptionInvalid
 from veilmq.pipeline.jobs.attempts import attempts
 from veilmq.pipeline.whatif import COLUMNS, KINDS, Wanted, compared, whatif
 from veilmq.pipeline.whatif.replay import Replayed, Setting, _in_turn, _together, replay
-from veilmq.pipeline.whatif.runs import CRASHES, FINISHES, RETURNS, Facts, Round
+from veilmq.pipeline.whatif.runs import CRASHES, FINISHES, RETURNS, Facts, Round, Told
 from veilmq.testing.for_each import for_each
 
 
@@ -186,6 +187,31 @@ def test_of_a_type_with_few_messages_little_is_known() -> None:
     today, tried = compared(rows, Wanted(timeout_s=40))
     assert today["messages"] == tried["messages"] == 153
     assert today["duplicates"] == tried["duplicates"] == 0
+
+
+@for_each(("most", "said"), [(np.nan, "without a dead-letter queue"), (1_000, "within 1000 receives")])
+def test_of_a_message_that_is_never_done_little_is_kept(
+    most: float, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 200,000 messages a round is 5 MB: no more than 100 of them for each draw, and one draw at a time."""
+    works = [Work(None, 100.0 * np.arange(39), lambda _, count: np.full(count, 5.0)),
+             Work(None, [3_900.0], lambda _, count: np.full(count, 1_000.0))]  # fmt: skip
+    rows, _ = sketched(works, Under(30, receives_max=5), 1)
+    draws: list[ref[Told]] = []
+
+    def noted(facts: Facts, number: int) -> Told:
+        alive = [len(each._rounds) for draw in draws if (each := draw()) is not None]
+        assert len(alive) <= 1
+        assert max(alive, default=0) <= 101
+        told = Told(facts, facts._kinds, number)
+        draws.append(ref(told))
+        return told
+
+    monkeypatch.setattr(Facts, "drawn", noted)
+    monkeypatch.setattr(job, "OTHERS", (1,))
+    today, _ = compared(rows.assign(receives_max=most), Wanted(timeout_s=40))
+    assert today["note"] == f"{said} some messages are never done: 100 receives of each were replayed"
+    assert len(draws) > job.REPLAYS
 
 
 def leases_of(frames: Any, queue: str) -> Any:

@@ -195,13 +195,17 @@ def compared(rows: Any, wanted: Wanted, given: "Costs | None" = None) -> list[di
     own = first.get("own_workers", np.nan)
     workers = wanted.workers if own != own else int(own)
     tried = Setting(timeouts, extend, facts.workers if workers is None else workers, most)
-    drawn = [facts.drawn(number) for number in range(REPLAYS)]
-    both = [[replay(facts.arrival, runs, each) for runs in drawn] for each in (today, tried)]
+    both: list[list[Replayed]] = [[], []]
+    for number in range(REPLAYS):
+        runs = facts.drawn(number)  # its rounds are large: one draw at a time
+        for each, into in zip((today, tried), both, strict=True):
+            into.append(replay(facts.arrival, runs, each))
     before, after = (_figures(each, costs) for each in both)
     others = _others(facts, (today, tried), costs)
     note = None
-    if most is None and any(each.dead.any() for each in (*both[0], *both[1])):
-        note = f"without a dead-letter queue some messages are never done: {RUNS_MAX} receives of each were replayed"
+    if (most is None or most > RUNS_MAX) and any(each.dead.any() for each in (*both[0], *both[1])):
+        limit = "without a dead-letter queue" if most is None else f"within {most} receives"
+        note = f"{limit} some messages are never done: {RUNS_MAX} receives of each were replayed"
     elif facts.beyond > _BEYOND:
         note = f"{100 * facts.beyond:.0f} % may take longer than what was seen: they count as long as that"
     found = [

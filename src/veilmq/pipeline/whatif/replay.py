@@ -27,6 +27,11 @@ class Setting(NamedTuple):
     receives_max: int | None = None
     """After that many the message goes to the dead-letter queue."""
 
+    @property
+    def runs_max(self) -> int:
+        """How many receives of a message are replayed."""
+        return min(self.receives_max or RUNS_MAX, RUNS_MAX)
+
 
 class Replayed(NamedTuple):
     """What became of each message. Arrays of one shape."""
@@ -82,7 +87,7 @@ def _together(arrival: Any, runs: Runs, setting: Setting) -> tuple[Replayed, Any
     visible, alive_until, died = arrival.copy(), np.full(count, -np.inf), np.full(count, np.nan)
     starts, ends = [], []
     left = np.arange(count)
-    for number in range(setting.receives_max or RUNS_MAX):
+    for number in range(setting.runs_max):
         if not len(left):
             break
         this, following = runs.round(number), runs.round(number + 1)
@@ -114,21 +119,21 @@ def _together(arrival: Any, runs: Runs, setting: Setting) -> tuple[Replayed, Any
 def _in_turn(arrival: Any, runs: Runs, setting: Setting) -> Replayed:
     """With `workers`, one event after the other."""
     count, free = len(arrival), int(setting.workers or 1)
-    most = setting.receives_max or RUNS_MAX
-    rounds: list[list[list[Any]]] = []
+    most = setting.runs_max
+    rounds: list[tuple[Any, ...]] = []
 
-    def run(number: int) -> list[list[Any]]:
+    def run(number: int) -> tuple[Any, ...]:
+        # Arrays: of a late round few messages are asked for, and a list would take five times the memory.
         while len(rounds) <= number:
             this = runs.round(len(rounds))
-            lease_end, extensions = _lease_ends(this.busy, setting)
-            rounds.append([each.tolist() for each in (*this, lease_end, extensions)])
+            rounds.append((*this, *_lease_ends(this.busy, setting)))
         return rounds[number]
 
     taken, is_over, is_dead = [0] * count, [False] * count, [False] * count
     alive_until, died = [-np.inf] * count, [np.nan] * count
     duplicates, crashes, extended = [0] * count, [0] * count, [0.0] * count
     recovery, waited, worked = [0.0] * count, [np.nan] * count, [0.0] * count
-    waits, came = run(0)[3], arrival.tolist()
+    waits, came = run(0)[3].tolist(), arrival.tolist()
     events = [(came[each] + waits[each], _READY, each, 0) for each in range(count)]
     heapq.heapify(events)
     visible: list[tuple[float, int]] = []
@@ -140,7 +145,7 @@ def _in_turn(arrival: Any, runs: Runs, setting: Setting) -> Replayed:
         else:
             free += 1
             # Without a receive since, the delete counts.
-            if number == taken[message] and run(number - 1)[1][message] == FINISHES:
+            if number == taken[message] and run(number - 1)[1].item(message) == FINISHES:
                 is_over[message] = True
         if events and events[0][0] <= now:
             continue
@@ -151,7 +156,7 @@ def _in_turn(arrival: Any, runs: Runs, setting: Setting) -> Replayed:
             if taken[each] == most:
                 is_over[each] = is_dead[each] = True
                 continue
-            busy, fate, delay, _, lease_end, extensions = (column[each] for column in run(taken[each]))
+            busy, fate, delay, _, lease_end, extensions = (column.item(each) for column in run(taken[each]))
             taken[each] += 1
             free -= 1
             if taken[each] == 1:
@@ -168,6 +173,6 @@ def _in_turn(arrival: Any, runs: Runs, setting: Setting) -> Replayed:
             in_time = busy <= lease_end
             if not (in_time and fate == FINISHES):
                 after = busy + delay if in_time and fate == RETURNS else lease_end
-                heapq.heappush(events, (now + after + run(taken[each])[3][each], _READY, each, 0))
+                heapq.heappush(events, (now + after + run(taken[each])[3].item(each), _READY, each, 0))
     numbers = (duplicates, crashes, recovery, waited, extended, worked, alive_until)
     return Replayed(*(np.array(each, float) for each in (*numbers, is_dead)))
