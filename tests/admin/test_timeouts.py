@@ -17,9 +17,10 @@ from veilmq.admin import timeouts
 from veilmq.admin.timeouts import Granted, kept, read
 from veilmq.admin.timeouts.kept import COSTLY_EVENTS, KEPT_MAX, KEPT_US
 from veilmq.estimate import Ended, Estimate
-from veilmq.model.commands import AfterExpiry, Delete, LeaseSource, Undeliver
-from veilmq.model.instant import SECOND_US
+from veilmq.model.commands import AfterExpiry, Delete, LeaseSource, StartJob, Undeliver
+from veilmq.model.instant import MINUTE_US, SECOND_US
 from veilmq.model.messages import Report, Reported, failure_of
+from veilmq.model.moves import Act
 from veilmq.model.settings.access import AccessKey, Action, Grant
 from veilmq.model.settings.queue import QueueKey, RedrivePolicy
 from veilmq.testing.for_each import for_each
@@ -122,6 +123,18 @@ def undelivered(stage: Stage, handle: str) -> None:
     stage.do(Undeliver(queue=QUEUE, origin=TESTER, handles=[handle]))
 
 
+def by_job(stage: Stage, act: Act) -> None:
+    stage.do(StartJob(queue=QUEUE, origin=TESTER, act=act))
+    stage.later(20 * SECOND_US)
+    stage.sweep()
+
+
+def by_retention(stage: Stage) -> None:
+    stage.change(QUEUE, retention_us=MINUTE_US)
+    stage.later(MINUTE_US)
+    stage.sweep_expired()
+
+
 ENDS: dict[str, tuple[Callable[[Stage, str], object], tuple[Ended, float, float, bool] | None]] = {
     "deleted": (lambda stage, handle: stage.delete(QUEUE, handle), (Ended.DONE, 7, 30, False)),
     "failed": (lambda stage, handle: give_back(stage, handle, "raised"), (Ended.DONE, 7, 30, False)),
@@ -143,6 +156,19 @@ ENDS: dict[str, tuple[Callable[[Stage, str], object], tuple[Ended, float, float,
         lambda stage, handle: extended(granted_again(stage), handle, 60), (Ended.STOPPED, 47, 30, True),
     ),
     "resumed": (resumed, (Ended.DONE, 57, 107, False)),
+    "given back by a job": (lambda stage, handle: by_job(stage, Act.RELEASE), (Ended.STOPPED, 0, 30, False)),
+    "extended, then given back by a job": (
+        lambda stage, handle: by_job(extended(stage, handle, 60), Act.RELEASE), (Ended.STOPPED, 7, 67, False),
+    ),
+    "ran out, then deleted by a job": (
+        lambda stage, handle: by_job(run_out(stage), Act.DELETE), (Ended.SILENT, 0, 30, False),
+    ),
+    "its retention was over": (
+        lambda stage, handle: by_retention(extended(stage, handle, 600)), (Ended.STOPPED, 7, 607, False),
+    ),
+    "ran out, then its retention was over": (
+        lambda stage, handle: by_retention(run_out(stage)), (Ended.SILENT, 0, 30, False),
+    ),
     "shortened": (lambda stage, handle: run_out(extended(stage, handle, 5), 10), (Ended.STOPPED, 7, 12, False)),
 }  # fmt: skip
 

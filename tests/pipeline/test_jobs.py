@@ -100,6 +100,22 @@ STORIES = {
     "given back": ([received(100), event("released", 109, lease_us=0)], ("released", False, 9.0)),
     "reached nobody": ([received(100), event("undelivered", 101)], ("undelivered", False, 0.0)),
     "dead under its lease": ([received(100), extended(110), event("expired", 115)], ("dropped", False, 10.0)),
+    "ran out, and later its retention was over": (
+        [received(100), event("lease_expired", 130), event("expired", 200)],
+        ("crashed", False, 0.0),
+    ),
+    "ran out, and an operator's job deleted it": (
+        [received(100), event("lease_expired", 130), event("deleted", 200, detail={"job": "x"})],
+        ("crashed", False, 0.0),
+    ),
+    "failed, and an operator's job deleted it": (
+        [received(100), retried(109, 60, "raised"), event("deleted", 200, detail={"job": "x"})],
+        ("failed", True, 9.0),
+    ),
+    "an operator's job gave it back": (
+        [received(100), extended(110), event("released", 120, lease_us=0, detail={"job": "x"})],
+        ("dropped", False, 10.0),
+    ),
     "still at it": ([received(100), extended(120)], ("open", False, 20.0)),
     "a lease of 0 s": ([received(100, lease=0), extended(101), event("deleted", 105)], ("deleted", True, 5.0)),
 }

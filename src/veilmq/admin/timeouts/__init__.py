@@ -54,11 +54,11 @@ _MEANINGS: Final[dict[int, str]] = {
     Kind.DELETED: "done",
     Kind.DELETE_REFUSED: "done",
     Kind.EXTEND_REFUSED: "heard",
-    Kind.EXPIRED: "stopped",
-    Kind.QUARANTINED: "stopped",
-    Kind.MOVED: "stopped",
+    Kind.EXPIRED: "taken",
+    Kind.QUARANTINED: "taken",
+    Kind.MOVED: "taken",
 }
-"""Of events that may end a lease."""
+"""Of events that may end a lease. `taken`: by an operator or the retention, which says nothing about the worker."""
 _RELEASES: Final = {"busy": "unworked", "shortage": "unworked", "released": "stopped"}
 """Reasons of a release for a retry without a failure: the handler never ran, or was stopped."""
 _OF_LEASES: Final = (Kind.RECEIVED, *_EXTENSIONS, *_MEANINGS)
@@ -150,8 +150,8 @@ class _Later:
         meaning = _MEANINGS[kind]
         if kind == Kind.RELEASED_FOR_RETRY:
             meaning = _RELEASES.get(detail.get("reason", ""), "done")
-        elif meaning == "done" and "job" in detail:
-            meaning = "stopped"
+        elif "job" in detail:
+            meaning = "taken"
         # Before the last extension the lease had not ended; what a handle tells is true at any time.
         if self.extended is None or kind in _OF_HANDLES:
             self.ends[meaning] = event.at
@@ -176,6 +176,8 @@ def _judged(grant: Event, later: _Later, now: int) -> Lease | None:
         ended, until = Ended.SILENT, ends["expired"]
     elif "changed" in ends:
         ended = Ended.STOPPED
+    elif "taken" in ends:
+        ended, alive = Ended.STOPPED, max(alive, ends.get("heard", 0))
     elif until > now:
         ended, alive = Ended.OPEN, now
     else:

@@ -9,6 +9,8 @@ added (`merged`): the loop reads only new events. Their meaning is decided once,
   to another worker meanwhile;
 - released for a retry: the handler failed after exactly that long (unless the reason says that it never began);
 - released: the worker stopped by itself; the work would have taken longer than that;
+- deleted or given back by an operator's job, over by its retention, quarantined: that says nothing about the worker,
+  which was alive at its last sign of life; after the lease's end it changes nothing;
 - run out after its last extension had shortened it: the worker most likely gave the message back with a delay, and
   lived until then; that is no sign of a dead worker;
 - expired, and its worker never heard of again: a crash. That is *not* "took longer than the lease": all that is known
@@ -51,15 +53,15 @@ _SUMS: Final = ("extensions",)
 UNWORKED: Final = ("busy", "shortage", "released")
 """Reasons of a release for a retry whose handler never ran, or was stopped."""
 OUTCOMES: Final = (
-    "deleted", "redone", "failed", "released", "undelivered", "dropped", "lost", "crashed", "changed", "open",
+    "deleted", "redone", "failed", "released", "undelivered", "lost", "crashed", "changed", "dropped", "open",
 )  # fmt: skip
 """How a lease ended; the first that fits counts.
 
 deleted: the work was done · redone: it was done, but the delete was refused because the message had been granted again
 · failed: the work failed, and the message was given back for a retry · released: given back · undelivered: the answer
-reached nobody · dropped: the message left under the lease · lost: expired, and an extension was refused · crashed:
-expired, and its worker was never heard of again · changed: expired after its last extension had shortened it · open:
-not ended yet.
+reached nobody · lost: expired, and an extension was refused · crashed: expired, and its worker was never heard of again
+· changed: expired after its last extension had shortened it · dropped: the message left under the lease, or an
+operator's job gave it back · open: not ended yet.
 """
 EXACT: Final = ("deleted", "redone", "failed")
 
@@ -94,6 +96,7 @@ def partials(events: "DataFrame") -> "DataFrame":
     def at(*kinds: str) -> "Column":
         return F.when(kind.isin(*kinds), F.col("at"))
 
+    by_job = F.get_json_object("detail", "$.job").isNotNull()
     unworked = F.coalesce(F.get_json_object("detail", "$.reason").isin(*UNWORKED), F.lit(False))
 
     def granted(column: str) -> "Column":
@@ -116,11 +119,11 @@ def partials(events: "DataFrame") -> "DataFrame":
             F.max(F.when(~unworked, at("released_for_retry"))).alias("failed"),
             F.max(F.when(unworked, at("released_for_retry"))).alias("returned"),
             F.max(at("extend_refused")).alias("extend_refused"),
-            F.min(at("deleted")).alias("deleted"),
+            F.min(F.when(~by_job, at("deleted"))).alias("deleted"),
             F.min(at("delete_refused")).alias("delete_refused"),
-            F.min(at("released")).alias("released"),
+            F.min(F.when(~by_job, at("released"))).alias("released"),
             F.min(at("undelivered")).alias("undelivered"),
-            F.min(at("expired", "quarantined")).alias("dropped"),
+            F.min(F.coalesce(at("expired", "quarantined"), F.when(by_job, at("deleted", "released")))).alias("dropped"),
         )
     )
 
@@ -159,10 +162,10 @@ def judged(leases: "DataFrame", watched: "Column | None" = None) -> "DataFrame":
         .when(stands("failed"), "failed")
         .when(known("released") | stands("returned"), "released")
         .when(known("undelivered"), "undelivered")
-        .when(known("dropped"), "dropped")
         .when(stands("expired") & known("extend_refused"), "lost")
         .when(stands("expired"), "crashed")
         .when(stands("changed"), "changed")
+        .when(known("dropped"), "dropped")
         .otherwise("open")
     )
     lived = F.greatest(F.lit(0), F.col("last_extension") - granted, F.col("extend_refused") - granted)
