@@ -1,5 +1,6 @@
 """/api/v1/queues/.../timeout: what a real store's leases say about a queue's timeout, under a manual clock."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
 from math import log
@@ -171,6 +172,25 @@ ENDS: dict[str, tuple[Callable[[Stage, str], object], tuple[Ended, float, float,
     ),
     "shortened": (lambda stage, handle: run_out(extended(stage, handle, 5), 10), (Ended.STOPPED, 7, 12, False)),
 }  # fmt: skip
+
+
+def test_who_only_looks_is_no_worker(stage: Stage) -> None:
+    """SQS has no peek: its clients receive for 0 s. One of them deletes what it sees."""
+    for _ in range(3):
+        stage.send(QUEUE)
+    looks = [stage.take(QUEUE, lease_us=0) for _ in range(3)]
+    stage.delete(QUEUE, looks[0].handle)
+    stage.later(SECOND_US)
+    works = [stage.take(QUEUE) for _ in range(2)]
+    stage.later(7 * SECOND_US)
+    for each in works:
+        stage.delete(QUEUE, each.handle)
+    leases = found(stage)
+    ended = Counter((each.lease_us // SECOND_US, each.lease.ended) for each in leases)
+    assert ended == {(0, Ended.DONE): 1, (0, Ended.UNWORKED): 2, (LEASE_S, Ended.DONE): 2}
+    estimate = Estimate([each.lease for each in leases])
+    assert (estimate.messages, estimate.finished, estimate.silent) == (3, 3, 0)
+    assert timeouts.in_force(leases, LEASE_S * SECOND_US).lease_us == LEASE_S * SECOND_US
 
 
 @for_each("what", ENDS)

@@ -117,6 +117,14 @@ STORIES = {
         ("dropped", False, 10.0),
     ),
     "still at it": ([received(100), extended(120)], ("open", False, 20.0)),
+    "who only looks is no worker": (
+        [received(100, lease=0), event("lease_expired", 100)],
+        ("undelivered", False, 0.0),
+    ),
+    "who looked and was late is alive": (
+        [received(100, lease=0), event("lease_expired", 100), event("extend_refused", 105, detail={"reason": "stale"})],
+        ("lost", False, 5.0),
+    ),
     "a lease of 0 s": ([received(100, lease=0), extended(101), event("deleted", 105)], ("deleted", True, 5.0)),
 }
 

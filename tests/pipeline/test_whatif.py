@@ -189,6 +189,17 @@ def test_of_a_type_with_few_messages_little_is_known() -> None:
     assert today["duplicates"] == tried["duplicates"] == 0
 
 
+def test_a_look_is_no_lease_of_a_worker() -> None:
+    """Each message is looked at before it is worked on."""
+    rows, _ = sketched(rare(1_000)[:1], Under(90, receives_max=8), 1_000)
+    again = rows.assign(attempt=rows.attempt + (rows.attempt > 0))
+    looks = again[again.attempt == 2].assign(
+        attempt=1, outcome="undelivered", exact=False, held_us=0, lease_us=0, lease_end_us=0
+    )
+    looked, plain = (compared(each, Wanted(timeout_s=40)) for each in (pd.concat([again, looks]), rows))
+    assert looked == plain
+
+
 @for_each(("most", "said"), [(np.nan, "without a dead-letter queue"), (1_000, "within 1000 receives")])
 def test_of_a_message_that_is_never_done_little_is_kept(
     most: float, said: str, monkeypatch: pytest.MonkeyPatch

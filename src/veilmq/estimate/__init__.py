@@ -60,7 +60,7 @@ class Ended(IntEnum):
     STOPPED = 1
     """The worker stopped, or the message left: the work would have taken longer than `alive_s`."""
     UNWORKED = 2
-    """Nobody worked: the answer was lost, or the message was given back at once."""
+    """Nobody worked: the answer was lost, the message was given back at once, or somebody looked (a lease of 0 s)."""
     SILENT = 3
     """It ran out at `until_s`, and its worker, alive at `alive_s`, was never heard of again."""
     OPEN = 4

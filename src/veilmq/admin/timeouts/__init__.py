@@ -170,6 +170,8 @@ def _judged(grant: Event, later: _Later, now: int) -> Lease | None:
         ended = Ended.UNWORKED
     elif "stopped" in ends:
         ended, alive = Ended.STOPPED, ends["stopped"]
+    elif not (grant.lease_us or later.extended or "heard" in ends):
+        ended = Ended.UNWORKED  # a look: a client without a peek receives for 0 s
     elif "expired" in ends and "heard" in ends:
         ended, alive, late = Ended.STOPPED, ends["heard"], True
     elif "expired" in ends:

@@ -59,9 +59,9 @@ OUTCOMES: Final = (
 
 deleted: the work was done · redone: it was done, but the delete was refused because the message had been granted again
 · failed: the work failed, and the message was given back for a retry · released: given back · undelivered: the answer
-reached nobody · lost: expired, and an extension was refused · crashed: expired, and its worker was never heard of again
-· changed: expired after its last extension had shortened it · dropped: the message left under the lease, or an
-operator's job gave it back · open: not ended yet.
+reached nobody, or somebody only looked: a lease of 0 s, and its handle was never used · lost: expired, and an extension
+was refused · crashed: expired, and its worker was never heard of again · changed: expired after its last extension had
+shortened it · dropped: the message left under the lease, or an operator's job gave it back · open: not ended yet.
 """
 EXACT: Final = ("deleted", "redone", "failed")
 
@@ -156,12 +156,13 @@ def judged(leases: "DataFrame", watched: "Column | None" = None) -> "DataFrame":
         """Whether that was the end: the lease was not resumed afterwards."""
         return known(name) & F.coalesce(F.col(name) >= F.col("last_extension"), F.lit(True))
 
+    looked = (F.col("lease_us") == 0) & (F.col("extensions") == 0) & ~known("extend_refused")
     outcome = (
         F.when(known("deleted"), "deleted")
         .when(known("delete_refused"), "redone")
         .when(stands("failed"), "failed")
         .when(known("released") | stands("returned"), "released")
-        .when(known("undelivered"), "undelivered")
+        .when(known("undelivered") | looked, "undelivered")
         .when(stands("expired") & known("extend_refused"), "lost")
         .when(stands("expired"), "crashed")
         .when(stands("changed"), "changed")

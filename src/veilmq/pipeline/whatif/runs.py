@@ -78,6 +78,7 @@ class Facts:
         self.arrival = arrival[order]
         types = np.where(first["type"].isna(), "", first["type"].astype(object))[order]
         self.types, self.type_of = np.unique(types.astype(str), return_inverse=True)
+        rows["unworked"] = (rows.outcome == "undelivered").groupby(rows.message).cumsum()
         leases = rows[(rows.attempt > 0) & (rows.outcome != "undelivered")].copy()
         leases["message"] = place[leases.message.to_numpy()]
         leases["granted_us"], leases["visible_us"] = leases.granted, leases.visible_since.fillna(leases.granted)
@@ -441,10 +442,11 @@ class Told(Runs):
 
 
 def _cells(leases: Any) -> Any:
-    """The histogram of these leases, as `buckets.histogram` makes it in Spark."""
+    """The histogram of these leases, as `buckets.histogram` makes it in Spark; but a message that somebody looked at
+    before counts, too."""
     import pandas as pd
 
-    again = (leases.attempt > 1).to_numpy()
+    again = (leases.attempt - leases.unworked > 1).to_numpy()
     exact, crashed = leases.exact.to_numpy(bool), (leases.outcome == "crashed").to_numpy()
     watched = leases.watched_us.notna().to_numpy()
     ended = np.select(
