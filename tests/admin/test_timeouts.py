@@ -19,7 +19,7 @@ from veilmq.admin.timeouts import Granted, kept, read
 from veilmq.admin.timeouts.kept import COSTLY_EVENTS, KEPT_MAX, KEPT_US
 from veilmq.estimate import Ended, Estimate
 from veilmq.model.commands import AfterExpiry, Delete, LeaseSource, StartJob, Undeliver
-from veilmq.model.instant import MINUTE_US, SECOND_US
+from veilmq.model.instant import DAY_US, HOUR_US, MINUTE_US, SECOND_US
 from veilmq.model.messages import Report, Reported, failure_of
 from veilmq.model.moves import Act
 from veilmq.model.settings.access import AccessKey, Action, Grant
@@ -312,6 +312,24 @@ def test_what_nobody_saw_is_not_recommended(http: httpx.Client) -> None:
     above = [each for each in told["curve"] if not each["seen"]]
     assert above
     assert all(each["duplicates"]["low"] == 0 < each["duplicates"]["high"] for each in above)
+
+
+def test_where_no_timeout_suffices_workers_have_to_extend(http: httpx.Client) -> None:
+    """Eight messages are still at work after 20 h, longer than any timeout that people set."""
+    http.put(JOBS, json={"visibility_timeout_us": LEASE_S * SECOND_US})
+    live(http, [5, 25] * 16)
+    (late,) = http.post(JOBS + "/messages", json={"messages": [{"body": "x"}]}).json()["messages"]
+    taken = http.post(JOBS + "/receive", json={}).json()["messages"][0]["handle"]
+    http.post("/api/v1/clock", json={"advance_us": 50 * SECOND_US})
+    http.post(JOBS + "/delete", json={"handles": [taken]})
+    http.post(JOBS + "/messages", json={"messages": [{"body": "x"}] * 8})
+    http.post(JOBS + "/receive", json={"count": 8, "lease_us": 2 * DAY_US})
+    http.post("/api/v1/clock", json={"advance_us": 20 * HOUR_US})
+    told = got(http, JOBS + "/timeout")
+    assert [told[name] for name in ("advice", "recommended_us", "at_least_us", "change_us")] == ["extend", *[None] * 3]
+    assert "(20 h). Let workers extend their leases every " in told["why"]
+    sentence = got(http, f"/api/v1/trace/{late['id']}")["story"]["sentence"]
+    assert "Longest work seen: 50 s; leases of " in sentence
 
 
 def test_an_answer_that_was_costly_is_given_for_a_minute(http: httpx.Client) -> None:

@@ -110,10 +110,13 @@ def _of_all_messages(timeout: Mapping[str, Any] | None, longest_us: int, queue: 
     """What the queue's page advises, if it does, and whether that would have been enough for this message."""
     if timeout is None or timeout["extend"] is None:
         return ""
-    extend, best_us = timeout["extend"], timeout["recommended_us"]
+    extend, best_us, least_us = timeout["extend"], timeout["recommended_us"], timeout["at_least_us"]
     extending = f"leases of {span(extend['lease_us'])}, extended every {span(extend['every_us'])},"
-    best = f"{span(timeout['at_least_us'])} or more" if best_us is None else span(best_us)
-    if longest_us > (timeout["at_least_us"] if best_us is None else best_us):
+    known_us = least_us if best_us is None else best_us
+    if known_us is None:
+        return f"{extending} avoid this"
+    best = f"{span(known_us)} or more" if best_us is None else span(known_us)
+    if longest_us > known_us:
         return (
             f"the best timeout for all messages of {queue} is {best}, and this one takes longer: {extending} avoid this"
         )

@@ -311,14 +311,14 @@ def _advice(estimate: Estimate, force: InForce, queue_us: int) -> dict[str, Any]
         return {"advice": "too_few", "why": reason} | nothing
     schedule = estimate.schedule()
     lease_us, every_us = (round(each) * SECOND_US for each in (schedule.first, schedule.first - schedule.margin))
-    at_least_us = None
-    if best_us is None:
-        at_least_us = round(rounded_up(estimate.curve.longest * MARGIN) * SECOND_US)
+    at_least_us, at_least_s = None, estimate.curve.longest * MARGIN
+    if best_us is None and at_least_s <= USUAL[-1]:
+        at_least_us = round(rounded_up(at_least_s) * SECOND_US)
     change_us = at_least_us if best_us is None else best_us
     if estimate.extended >= _EXTENDING * estimate.messages:
         advice, why, change_us = "extend", _of_extending(estimate, lease_us, every_us), lease_us
     elif best_us is None:
-        advice, why = "extend", _of_unknown(estimate, at_least_us or 0, every_us)
+        advice, why = "extend", _of_unknown(estimate, at_least_us, every_us)
     elif estimate.is_good(today_us / SECOND_US):
         advice, why, change_us = "keep", _of_kept(estimate, today_us, best_us), None
     else:
@@ -340,14 +340,15 @@ def _of_extending(estimate: Estimate, lease_us: int, every_us: int) -> str:
     )
 
 
-def _of_unknown(estimate: Estimate, at_least_us: int, every_us: int) -> str:
+def _of_unknown(estimate: Estimate, at_least_us: int | None, every_us: int) -> str:
     longest = span(round(estimate.curve.longest * SECOND_US))
     doubt = ""
     if estimate.reading == "unknown":
         doubt = f", or their workers crashed: {estimate.silent} leases ran out without a sign of their worker"
+    either = "Let" if at_least_us is None else f"Set at least {span(at_least_us)}, or let"
     return (
         f"{percent(estimate.curve.rest)} of the messages take longer than anything that was seen ({longest}){doubt}."
-        f" Set at least {span(at_least_us)}, or let workers extend their leases every {span(every_us)}."
+        f" {either} workers extend their leases every {span(every_us)}."
     )
 
 
