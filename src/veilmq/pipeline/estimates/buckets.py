@@ -151,9 +151,9 @@ def bucket_column(seconds: "Column") -> "Column":
 def histogram(leases: "DataFrame") -> "DataFrame":
     """Leases (of `attempts`) counted by queue, type and how they ended; columns as in `SCHEMA`.
 
-    Leases that never reached a worker (undelivered) are left out; a message whose first was one has no first lease. `until` is the bucket of the lease's end for a crash,
-    and of the history's end for a watched lease; `squares` sums the squared logarithms of exact times, `redeliveries`
-    counts leases that were not their message's first.
+    Leases that never reached a worker (undelivered) are left out; a message whose first was one has no first lease.
+    `until` is the bucket of the lease's end for a crash, and of the history's end for a watched lease; `squares` sums
+    the squared logarithms of exact times, `redeliveries` counts leases that were not their message's first.
     """
     from pyspark.sql import functions as F
 
