@@ -74,6 +74,14 @@ class TestLost:
         script.drain(begin, begin + 2, queue="dead")
         assert script.found(MOVES) == found
 
+    def test_a_message_that_nobody_received_is_in_its_queue_alone(self) -> None:
+        """So it does not matter when the dead-letter queue was drained."""
+        script = Script()
+        script.send("m", 0, 1)
+        script.drain(40, 41)
+        script.drain(40, 41, queue="dead")
+        assert script.found(MOVES) == ["LOST"]
+
     @pytest.mark.parametrize(
         ("queue", "begin", "found"), [("dead", 5, []), ("dead", 0.2, ["LOST"]), ("x", 5, ["LOST"])]
     )

@@ -221,6 +221,12 @@ def test_queues_that_share_a_name_are_told_apart(run: Run, tmp_path: Path) -> No
     assert queues.index(("dead", "us-east-1", 12)) < queues.index(("orders", "us-east-1", 11))
     assert "queue dead: another one of this name in us-east-1 is brought\n" in ended.err
     assert ended.err.count("another one") == 2, "what is the same is no other one"
+    dead_letters = 'deadLettersQueue { name = "dead", maxReceiveCount = 2 }'
+    (tmp_path / "plain.conf").write_text(f"queues {{ orders {{ {dead_letters} }} }}")
+    ended = run("import", "plain.conf", "a.toml")
+    queues = tomllib.loads(ended.out)["queue"]
+    assert [each.get("region") for each in queues if each["name"] == "orders"] == [None, "eu-west-1"], "us-east-1"
+    assert [each["dead_letter"]["queue"] for each in queues if "dead_letter" in each] == ["dead"]
     (tmp_path / "b.toml").write_text(entry("orders", "us-east-1", 13, 'account = "111111111111"'))
     assert run("import", "b.toml").err == "not brought: queue orders: its account 111111111111\n"
 

@@ -359,7 +359,9 @@ def test_dead_letters_are_put_back(veilmq: Run) -> None:
     assert veilmq("moves", "cancel", "dead", "--id", "c") == cancelled
     assert cancelled.code == 0
     assert cancelled.out.endswith(" of 50 messages were moved\n")
-    assert veilmq("moves", "cancel", "dead").code != 0
+    none = veilmq("moves", "cancel", "dead")
+    assert none.code == 1
+    assert veilmq("moves", "cancel", "dead", "--id", "another") == none
 
 
 def test_lines_of_stdin_are_messages(veilmq: Run) -> None:
@@ -462,8 +464,13 @@ def test_a_message_is_found_by_its_deduplication_id(veilmq: Run) -> None:
         none = veilmq(command, "none")
         assert (none.code, none.err) == (1, "veilmq: no message has the deduplication id none\n")
     for command in ("find", "trace"):
-        for given, queue in ((sent, "a.fifo"), (sent, "b.fifo")):
-            assert sent in veilmq(command, given, "--queue", queue, "--json").out
+        assert sent in veilmq(command, sent, "--queue", "a.fifo", "--json").out
+        assert veilmq(command, sent, "--queue", "b.fifo").code == 1
+    for command in ("find", "trace"):
+        elsewhere = veilmq(command, sent, "--queue", "c.fifo")
+        assert (elsewhere.code, elsewhere.err.splitlines()[0]) == (
+            1, f"veilmq: message {sent} is not in c.fifo, and was not there"
+        )  # fmt: skip
     bridged = veilmq("send", "b.fifo", "y", "--group", "h", "--deduplication-id", sent, "--json").json[0]["id"]
     assert veilmq("trace", sent, "--queue", "b.fifo", "--json").json[0]["message"] == bridged
     assert veilmq("trace", sent, "--queue", "a.fifo", "--json").json[0]["message"] == sent

@@ -19,9 +19,9 @@ from veilmq.cluster import snapshotting
 from veilmq.cluster.member.copy import Copy, Watch
 from veilmq.cluster.postgres import Unfit, Unreachable
 from veilmq.cluster.postgres.log import reading
-from veilmq.cluster.postgres.snapshots import Proofs, Snapshot, Snapshots, needed
+from veilmq.cluster.postgres.snapshots import Proof, Proofs, Snapshot, Snapshots, needed
 from veilmq.cluster.snapshotting import Snapshotting, Stopped, Unproven
-from veilmq.model.commands import Send
+from veilmq.model.commands import Send, Sweep
 from veilmq.model.errors import StoreUnknown
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.settings.queue import QueueInfo
@@ -197,9 +197,11 @@ class TestCopy:
         assert pages == [3] * 10 + [0]
 
     def test_a_copy_that_has_diverged_is_filled_again(self, cluster: Cluster, stage: Stage, copy: Copy) -> None:
-        copy.follower._connection.execute("UPDATE mark SET sequence = sequence + 1")  # type: ignore[attr-defined]
-        self.work(stage, 1)
+        before = copy.follower
+        before._connection.execute("DELETE FROM memtable")  # type: ignore[attr-defined]
+        stage.do(Sweep())  # it deletes what is not there
         copy.catch_up(cluster.reader())
+        assert copy.follower is not before
         equal(stage, copy)
 
     def test_a_copy_that_is_filled_again_tells_nobody_how_queues_were(
@@ -339,6 +341,16 @@ class TestCopy:
                 owner.answer()
             assert asking.look().by == ""
             assert other.claim(copy.lsn, owns=False) == copy.lsn
+
+    def test_who_waits_for_one_that_ended_waits_for_another(
+        self, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It is not alone: the others look once a second whether there is something to answer."""
+        said = [Proof("gone", 0, b"")] * 30 + [Proof("", 0, b"")] * 15 + [Proof("third", 7, b"digest")]
+        asker = self.snapshotting(cluster, tmp_path / "owner", "owner", owns=True, alone_s=2.0)
+        monkeypatch.setattr(asker._proofs, "look", iter(said).__next__)
+        monkeypatch.setattr(asker, "_go_on", lambda seconds: None)
+        assert asker._answered() == said[-1]
 
     def test_a_server_that_differs_twice_is_named(
         self, cluster: Cluster, snapshots: Snapshots, copy: Copy, stage: Stage, tmp_path: Path

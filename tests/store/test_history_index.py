@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.contract.stage import ACCOUNT, REGION, TESTER, Stage, sending
+from tests.support.contract.stage import ACCOUNT, REGION, TESTER, Stage
 from tests.support.sqlite import SqliteFactory, store_of
 
 from veilmq import testing
@@ -173,12 +173,12 @@ def test_a_file_from_before_the_index_is_read_whole_until_its_events_are_trimmed
 
 
 def test_a_block_that_was_rolled_back_is_written_again(stage: Stage) -> None:
-    messages = [stage.send(JOBS, str(number)).id for number in range(BLOCK - 3)]  # after two queues
+    messages = [stage.send(JOBS, str(number)).id for number in range(BLOCK + 1)]
     assert blocks(stage) == []
-    stage.store.apply([sending(JOBS)], stage.now)
+    stage.store.apply([Sweep()], stage.now)
     stage.factory.abandon(stage.store)
     assert blocks(stage) == []
-    messages.append(stage.send(JOBS, "the last one").id)
+    stage.do(Sweep())
     assert len(blocks(stage)) == 1
     assert all(traced(stage, message, 0).complete for message in messages)
 

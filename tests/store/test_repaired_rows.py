@@ -124,6 +124,15 @@ def test_a_table_that_cannot_be_read_is_told_unless_it_follows_from_others(
         assert report.is_whole == (table not in IN_DOUBT), (table, report)
 
 
+def test_a_backup_of_the_same_state_leaves_no_table_in_doubt(filled: Lived, tmp_path: Path) -> None:
+    backup = filled.copy(tmp_path / "backup")
+    for table in ("queue", "topic", "lease"):
+        damaged = zero(filled.copy(tmp_path / f"damaged {table}"), table)
+        report = repaired(damaged, tmp_path / f"new {table}", backup)
+        assert report.tables_in_doubt == [], table
+        assert rows_of(tmp_path / f"new {table}" / "veilmq.db")[table] == filled.rows[table]
+
+
 def test_an_empty_queue_is_made_again_unless_it_was_deleted(tmp_path: Path) -> None:
     stage = Stage(SqliteFactory(tmp_path / "data", SMALL))
     _, deleted, held, _ = (stage.create(name, wait_us=7) for name in ("empty", "deleted", "held", "last.fifo"))

@@ -19,7 +19,7 @@ from veilmq.model.messages import Attribute, Extras, id_text
 from veilmq.model.outcomes import Deleted, Extended, Received
 from veilmq.model.settings.queue import QueueKey, RedrivePolicy
 from veilmq.store.directory import DatabaseUnusable
-from veilmq.store.sqlite.batch import history_index, memtable
+from veilmq.store.sqlite.batch import memtable
 from veilmq.store.sqlite.disk import connect
 from veilmq.store.sqlite.disk.rows import INSERT_MESSAGE
 from veilmq.store.sqlite.reading import oldest_sent, oldest_unflushed, peeks
@@ -433,15 +433,3 @@ def test_a_peek_sees_what_there_was_before_the_first_group(stage: Stage) -> None
         )
     assert bodies(expect(seen, Received).messages) == ["unflushed"]
     assert bodies(stage.peek(queue)) == ["unflushed", "of a group"]
-
-
-def test_a_flush_comes_early_behind_a_block_of_the_index(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The batch that wrote the block has copied the log, so this one need not."""
-    monkeypatch.setattr(memtable, "EVENTS_MAX", 40)
-    monkeypatch.setattr(history_index, "BLOCK_EVENTS", 32)
-    queue = stage.create()
-    for _ in range(31):
-        stage.send(queue)
-    assert rows_of(stage) == (0, 0, 31)
-    stage.send(queue)
-    assert rows_of(stage)[0] >= 31

@@ -157,12 +157,14 @@ class History:
             life.places = self._chains.get(life.queue, (life.queue,))
 
     def entered(self, life: Life) -> list[int]:
-        """By place: from when on it may have been there. A message moves on only after its last receive in a place."""
+        """By place: from when on it may have been there. A message leaves its own queue only after its last receive
+        there; a dead-letter queue also by a receive that gets nothing, because the count of receives goes on."""
         low = life.born_low
         entered = [low]
         for place, queue in enumerate(life.places[:-1]):
             seen = max((each.invoked for each in life.grants if each.operation.queue == queue), default=None)
-            low = max(low, self.unknown_receives.get(queue, FOREVER) if seen is None else seen)
+            if seen is not None or place == 0:
+                low = max(low, self.unknown_receives.get(queue, FOREVER) if seen is None else seen)
             later = (each.invoked for each in life.grants if each.operation.queue in life.places[place + 1 :])
             low = min(low, *later, FOREVER)
             entered.append(low)

@@ -105,7 +105,10 @@ def _check_place(life: Life, report: Report) -> None:
 
 
 def _check_loss(history: History, life: Life, report: Report) -> None:
-    drains = history.drained(life.places)
+    # A queue where it cannot have been need not be drained.
+    drains = history.drained(
+        tuple(q for q, low in zip(life.places, history.entered(life), strict=True) if low < FOREVER)
+    )
     if drains and life.born_high <= drains[0].invoked:
         found = any(each.returned >= drains[0].invoked for each in life.grants)
         if life.gone_low > end_of(drains[-1]) and not found:

@@ -151,12 +151,11 @@ class Snapshotting:
             if claimed is None:
                 return
             try:
-                found = reading.digest(self._rest)
+                self._proofs.answer(claimed, reading.position.lsn, reading.digest(self._rest))
             except BaseException:
                 with suppress(Unreachable, Unfit):
                     self._proofs.release()  # else the asker waits for it
                 raise
-            self._proofs.answer(claimed, reading.position.lsn, found)
         log.info("said what the tables hold at record %d, for another server's snapshot", reading.position.lsn)
 
     def write(self) -> None:
@@ -214,12 +213,13 @@ class Snapshotting:
 
     def _answered(self) -> Proof | None:
         """What another server says; None: there is none, and this is the owner."""
-        waited_s = 0.0
+        waited_s = alone_s = 0.0
         while True:
             proof = self._proofs.look()
             if proof.lsn:
                 return proof
-            if not proof.by and waited_s >= self._alone_s:
+            alone_s = 0.0 if proof.by else alone_s + 0.1  # one that ends amid its answer leaves it to another
+            if alone_s > self._alone_s:
                 if self._owns:
                     return None
                 raise Unproven("no other server has verified the copy")

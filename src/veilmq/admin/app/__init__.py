@@ -43,6 +43,7 @@ from veilmq.model.instant import DAY_US, SECOND_US
 from veilmq.model.settings.access import Action, Share
 from veilmq.server.cluster import Cluster, ClusterReport
 from veilmq.server.config.settings import FIELDS, Address, Settings
+from veilmq.store.archive import shown_url
 from veilmq.store.directory import DatabaseFailed, Progress
 from veilmq.store.log import Follower
 
@@ -202,11 +203,12 @@ def _warnings(service: Service) -> dict[str, str]:
 
 
 def shown_settings(settings: Settings) -> dict[str, Any]:
-    """Every setting as a plain value."""
-    return {
+    """Every setting as a plain value, without secrets."""
+    found = {
         name: "set" if name in _SECRET and getattr(settings, name) is not None else _plain(getattr(settings, name))
         for name in FIELDS
     }
+    return found | {"archive": settings.archive and shown_url(settings.archive)}
 
 
 def _plain(value: Any) -> Any:

@@ -127,8 +127,11 @@ def _looked_up(
             ]
             table(["message", "queue", "sent (UTC)", "state"], rows)
         raise Failure(Exit.WRONG, f"{len(sent)} messages have this deduplication id", "Name one of them by its id.")
-    if found is not None:
+    if found is not None and (key is None or not is_known(found)):
         return found
+    if found is not None:
+        where = ", ".join(sorted(_queues_of(found)))
+        raise Failure(Exit.WRONG, f"message {given} is not in {queue}, and was not there", f"It is or was in {where}.")
     among = "" if sends["complete"] else f" among the last {sends['scanned']} events"
     raise Failure(Exit.WRONG, f"no message has the deduplication id {given}{among}")
 

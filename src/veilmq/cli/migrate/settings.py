@@ -22,7 +22,7 @@ import msgspec
 from veilmq.cli.failures import Exit, Failure, closed_to_user
 from veilmq.cli.migrate.bridge import failing
 from veilmq.cli.output import printable, write_new
-from veilmq.client.adapters.connect import SCHEMES, connect_account
+from veilmq.client.adapters.connect import SCHEMES, connect_account, parse_url
 from veilmq.client.bridge.carrying import time_to_live
 from veilmq.client.clock import SYSTEM
 from veilmq.client.errors import TransportError
@@ -32,7 +32,7 @@ from veilmq.client.queue import Queue
 from veilmq.client.shared import split
 from veilmq.model.errors import QueueExists, VeilError
 from veilmq.model.instant import SECOND_US
-from veilmq.model.settings.access import DEVELOPMENT_ACCOUNT
+from veilmq.model.settings.access import DEVELOPMENT_ACCOUNT, HOME_REGION_DEFAULT
 from veilmq.model.settings.queue import QueueKey
 from veilmq.server.auth import Account
 from veilmq.server.config import FileInvalid, queues_file
@@ -68,7 +68,7 @@ _OFF: Final = {"DeduplicationScope": "queue", "FifoThroughputLimit": "perQueue"}
 """Attributes of FIFO queues, and the value that is ours, too."""
 
 
-_Key = tuple[str | None, str]
+_Key = tuple[str, str]
 
 
 class Found(NamedTuple):
@@ -83,8 +83,13 @@ class Found(NamedTuple):
 
     @property
     def key(self) -> _Key:
-        """Region and name."""
-        return self.region, self.name
+        """Region and name. None named is the one that a queues file means without."""
+        return self.region or HOME_REGION_DEFAULT, self.name
+
+    @property
+    def dead_letter_key(self) -> _Key:
+        """Of its dead-letter queue, in the same region; of no queue if it has none."""
+        return self.key[0], self.template.dead_letter_queue or ""
 
 
 def bring(given: Mapping[str, Any]) -> Exit:
@@ -94,9 +99,13 @@ def bring(given: Mapping[str, Any]) -> Exit:
     if given["into"] is not None and given["to"] is not None:
         raise Failure(Exit.USAGE, "--into writes a file, and --to creates the queues: say one of them")
     found = [each for source in given["sources"] for each in _read(source, given["account"])]
-    found = _in_order([each for each in found if each.name.startswith(given["prefix"])])
+    found = [each for each in found if each.name.startswith(given["prefix"])]
     if given["to"] is None:
-        found = _closed(found)
+        found = _closed(_in_order(found))
+    else:
+        with failing("--to"):
+            region = parse_url(given["to"]).region
+        found = _in_order(_of_one_region(found, region or HOME_REGION_DEFAULT))
     for each in found:
         for text in each.lost:
             _tell(each.name, text)
@@ -310,7 +319,7 @@ def _in_order(found: Sequence[Found]) -> list[Found]:
             )
 
     def add(each: Found, above: tuple[_Key, ...]) -> None:
-        target = (each.region, each.template.dead_letter_queue or "")
+        target = each.dead_letter_key
         if target in known and target not in above and target not in ordered:
             add(known[target], (*above, each.key))
         ordered[each.key] = each
@@ -320,12 +329,25 @@ def _in_order(found: Sequence[Found]) -> list[Found]:
     return list(ordered.values())
 
 
+def _of_one_region(found: Sequence[Found], region: str) -> list[Found]:
+    """All go into one region: of those that share a name that of this region, or else the first."""
+    chosen: dict[str, Found] = {}
+    for each in found:
+        first = chosen.setdefault(each.name, each)
+        if first.key[0] != region == each.key[0]:
+            chosen[each.name] = each
+    for each in found:
+        if (taken := chosen[each.name].key) != each.key:
+            _tell(each.name, f"it is in {each.key[0]}, and the one in {taken[0]} is brought")
+    return [each for each in found if chosen[each.name].key == each.key]
+
+
 def _closed(found: Sequence[Found]) -> list[Found]:
     """Without the policies whose dead-letter queues are not among these: `veilmq serve` refuses a file with them."""
     known, closed = {each.key for each in found}, []
     for each in found:
         target = each.template.dead_letter_queue
-        if target is not None and (each.region, target) not in known:
+        if target is not None and each.dead_letter_key not in known:
             lost = f"its dead-letter queue {target}, which is not among those that are brought"
             each = each._replace(template=_without_dead_letters(each.template), lost=(*each.lost, lost))
         closed.append(each)

@@ -87,7 +87,7 @@ class Copy:
         ownership: held already. It is given back if the copy cannot be brought up to date.
         """
         try:
-            while self.read_on(reader) and (ownership is not None or not reader.is_level):
+            while self.read_on(reader) and (ownership is not None or self._is_behind or not reader.is_level):
                 pass
         except BaseException:
             if ownership is not None:

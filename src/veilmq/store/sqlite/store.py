@@ -45,7 +45,7 @@ from veilmq.store.sqlite.disk import (
 from veilmq.store.sqlite.effects import shipping_of
 from veilmq.store.sqlite.handlers import serial_order
 from veilmq.store.sqlite.loading import load, open_mending
-from veilmq.store.sqlite.messages import flush, flush_in_time, groups
+from veilmq.store.sqlite.messages import flush, groups
 from veilmq.store.sqlite.reader import SqliteReader
 from veilmq.store.sqlite.reading import peeks
 from veilmq.store.sqlite.upkeep.trimming import Origins, ReadPins
@@ -196,7 +196,8 @@ class SqliteStore:
 
     def _finish(self) -> None:
         """End the batch's statements. Message groups that it changed are written last."""
-        flush_in_time(self._writer)
+        if self._writer.memtable.is_full:
+            flush(self._writer)
         if self._writer.queues.stale_groups:
             groups.update_all_rows(self._writer)
         self._writer.finish()

@@ -371,12 +371,17 @@ def start_move(
 def cancel_move(asked: "Asked", queue: Source) -> None:
     """End the move task that is under way from a queue; what was moved stays moved."""
     found = [task for task in asked.access.moves(asked.account, asked.region, queue) if task["source"]["name"] == queue]
-    tasks = [task for task in found if task["status"] == "running"]
-    if asked.is_named:  # a repetition: the server answers as it did
-        tasks = tasks or found
+    running = [task for task in found if task["status"] == "running"]
+    none = Failure(Exit.WRONG, f"no move task is under way from {queue}", "See them with: veilmq moves list")
+    tasks = running or (found if asked.is_named else [])  # a repetition: the server answers as it did
     if not tasks:
-        raise Failure(Exit.WRONG, f"no move task is under way from {queue}", "See them with: veilmq moves list")
-    task = asked.run("cancel_move", queue, task=tasks[0]["id"])
+        raise none
+    try:
+        task = asked.run("cancel_move", queue, task=tasks[0]["id"])
+    except Failure:
+        if running:
+            raise
+        raise none from None
     if not asked.as_json:
         print(f"cancelled: {task['moved']} of {task['to_move']} messages were moved")
     else:

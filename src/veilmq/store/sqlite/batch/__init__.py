@@ -197,12 +197,12 @@ class Writer:
 
     def _goes_into_log(self, row: Row, messages: list[MessageRow]) -> bool:
         """Whether the open batch needs no transaction of its own."""
+        if self.disk_low is not None:
+            return False  # if the database may have no room for it, refuse it at once
         mark, log = self.mark, self._log
-        if self.disk_low is not None or self.index.is_full(mark.offset):
-            return False  # if the database may have no room for it, refuse it at once; a full block is to be written
         if log is None:
             self._entry = self.redo.prepare(row, mark.sequence, mark.generation, messages)
-        else:
+        elif not self.index.is_full(mark.offset):  # the memtable is flushed before the database lacks many
             self._entry = entry_of(0, row, mark.sequence, mark.generation, messages), b""
         if self._entry is None:
             return False

@@ -4,8 +4,8 @@ Strategy: the history is divided into blocks of about `BLOCK_EVENTS` events. For
 names in it, each cut to 4 bytes. It only says where to look: the reader then compares the events of that block. A name
 is a message's id; the sequence of a message that is gone, which is all that a refused handle names; the incarnation of
 a queue that was emptied, for such an event names none of the messages; or the mark that a message's id has of its
-deduplication id. The names of the newest block are in memory, and the batch that fills it writes them. A look-up also
-returns the events that no block covers yet.
+deduplication id. The names of the newest block are in memory; the first transaction after the block is full writes
+them. A look-up also returns the events that no block covers yet.
 
 Before changing it: the index may have a name that the history lacks (a batch was rolled back), never the reverse.
 """
@@ -49,7 +49,7 @@ class HistoryIndex:
     def __init__(self, connection: apsw.Connection, following: int) -> None:
         """following: the next offset to be assigned; all events from there on will be noted."""
         self._connection = connection
-        self.first = _next_block(connection, following)
+        self._first = _next_block(connection, following)
         """Offset at which the newest block begins."""
         self._noted_from = following
         self._names: set[Any] = set()
@@ -70,22 +70,22 @@ class HistoryIndex:
         self._names.add(name)
 
     def is_full(self, following: int) -> bool:
-        """Whether the open batch should write the block."""
-        return following - self.first >= BLOCK_EVENTS
+        """Whether the next transaction should write the block."""
+        return following - self._first >= BLOCK_EVENTS
 
     def write_block(self, until: int, undo: Callable[[Callable[[], None]], None]) -> None:
         """Write the block up to offset `until`, in the open transaction; all of its events are noted. Begin the
         next."""
-        before = (self.first, self._noted_from, self._names)
+        before = (self._first, self._noted_from, self._names)
         undo(lambda: self._restore(*before))
-        if self._noted_from - self.first <= _CATCH_UP_BLOCKS * BLOCK_EVENTS:
-            names = self._names | _names_between(self._connection, self.first, self._noted_from)
-            self._connection.executemany("INSERT INTO history_index VALUES (?, ?, ?)", _rows(self.first, until, names))
-        self.first = self._noted_from = until
+        if self._noted_from - self._first <= _CATCH_UP_BLOCKS * BLOCK_EVENTS:
+            names = self._names | _names_between(self._connection, self._first, self._noted_from)
+            self._connection.executemany("INSERT INTO history_index VALUES (?, ?, ?)", _rows(self._first, until, names))
+        self._first = self._noted_from = until
         self._names = set()
 
     def _restore(self, first: int, noted_from: int, names: set[Any]) -> None:
-        self.first, self._noted_from = first, noted_from
+        self._first, self._noted_from = first, noted_from
         self._names |= names
 
     def trim(self, first: int) -> None:

@@ -65,13 +65,14 @@ class Memtable:
         self._bytes = 0
         self._events = 0
 
-    def is_full(self, share: float) -> bool:
-        """Whether it is time to flush: this share of a limit is reached."""
+    @property
+    def is_full(self) -> bool:
+        """Whether it is time to flush."""
         return (
-            len(self.messages) > share * MESSAGES_MAX
-            or self.batches >= share * BATCHES_MAX
-            or self._bytes > share * BYTES_MAX
-            or self._events > share * EVENTS_MAX
+            len(self.messages) > MESSAGES_MAX
+            or self.batches >= BATCHES_MAX
+            or self._bytes > BYTES_MAX
+            or self._events > EVENTS_MAX
         )
 
     def begin_batch(self) -> None:

@@ -79,8 +79,6 @@ class Way(NamedTuple):
     target: Where
 
 
-_EARLY: Final = 0.75
-"""See `flush_in_time`."""
 FLUSH: Final = "flush"
 WAYS: Final = (
     Way(MEMTABLE, "receive", MEMTABLE_LEASED),
@@ -373,13 +371,6 @@ def flush(writer: Writer, given_back: int | None = None) -> None:
             writer.insert_many(INSERT_LEASE, leases)
     if memtable.messages or memtable.batches:
         memtable.clear()
-
-
-def flush_in_time(writer: Writer) -> None:
-    """Flush if the memtable is full; somewhat before that right after a batch that wrote a block of the history's
-    index: it copied the log, too, and no batch should do all of this."""
-    if writer.memtable.is_full(_EARLY if writer.index.first == writer.mark.offset else 1):
-        flush(writer)
 
 
 def flush_named(writer: Writer, sequences: Sequence[int]) -> None:

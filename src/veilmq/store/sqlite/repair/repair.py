@@ -410,7 +410,7 @@ class _Work:
             salvage.doubt_everything()
         following, beyond = self._read_journal(salvage)
         salvage.learn()
-        salvage.fill(backup)
+        salvage.fill(backup, following + beyond)
         clock = clock_of(target, self._noted)
         salvage.reconcile_times(clock)
         settle(salvage, clock)

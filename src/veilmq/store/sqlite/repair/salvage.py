@@ -50,6 +50,7 @@ STRAYS: Final = (
 """Messages of no queue."""
 _EVENTS_AT: Final = "SELECT events FROM history WHERE offset = ?"
 _OF_MESSAGES: Final = ("message", "memtable")
+_FILLED: Final = ("queue", "topic", "subscription", "message", "lease", "origin")
 _HIGHEST: Final = "SELECT max(ifnull((SELECT max(sequence) FROM message), 0), ifnull((SELECT sequence FROM mark), 0))"
 
 Range = tuple[int, int]
@@ -107,8 +108,6 @@ class Salvage:
         for name, ranges in self._doubt.items():
             if ranges and name not in _LEFT_OUT:
                 self.report.found.append(f"veilmq.db: table {name} has pages that cannot be read, or not to the end")
-        found = (name for name, ranges in self._doubt.items() if ranges and name not in _DERIVED)
-        self.report.tables_in_doubt = [name for name in found if name not in _OF_MESSAGES]
 
     def keys(self) -> list[bytes]:
         """The receipt keys with which the redo log may have been written."""
@@ -242,8 +241,8 @@ class Salvage:
             (sent, clock, each.own_expiry, each.own_expiry, each.sequence, each.id, each.sent, each.own_expiry),
         )
 
-    def fill(self, backup: Backup | None) -> None:
-        """Look for the rows in doubt in all other places."""
+    def fill(self, backup: Backup | None, following: int) -> None:
+        """Look for the rows in doubt in all other places. following: the next offset, as far as it is known."""
         self.target.execute("CREATE INDEX salvage ON message (id)")
         self._drop_left()
         branched = backup is not None and self._has_branched(backup)
@@ -251,7 +250,7 @@ class Salvage:
             self.report.found.append(
                 f"the backup {backup.database.parent} has another history: only what it proves is taken from it"
             )
-        for name in ("queue", "topic", "subscription", "message", "lease", "origin"):
+        for name in _FILLED:
             table = self._tables[name]
             if not self._doubt[name]:
                 continue
@@ -262,6 +261,10 @@ class Salvage:
                 continue
             if count := self._fill(table, self._in_backup(table, backup)):
                 self.report.found.append(f"{name}: {count} rows came from the backup {backup.database.parent}")
+        doubted = {name for name, ranges in self._doubt.items() if ranges}.difference(_DERIVED, _OF_MESSAGES)
+        if backup is not None and not branched and next(backup.read("SELECT offset FROM mark"))[0] >= following:
+            doubted.difference_update(_FILLED)  # it has what was there
+        self.report.tables_in_doubt = sorted(doubted)
         self._place_journal()
         self._place_astray()
         self._search(backup)
