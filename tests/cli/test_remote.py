@@ -471,6 +471,13 @@ def test_a_message_is_found_by_its_deduplication_id(veilmq: Run) -> None:
         assert (elsewhere.code, elsewhere.err.splitlines()[0]) == (
             1, f"veilmq: message {sent} is not in c.fifo, and was not there"
         )  # fmt: skip
+    veilmq("queues", "create", "dead.fifo", "--fifo")
+    veilmq("queues", "set", "a.fifo", "--dead-letters", "dead.fifo", "--max-receives", "1")
+    moved = veilmq("send", "a.fifo", "m", "--group", "m", "--deduplication-id", "m", "--json").json[0]["id"]
+    for _ in range(2):
+        veilmq("receive", "a.fifo", "--count", "10", "--lease", "0s")
+    for queue in ("a.fifo", "dead.fifo"):
+        assert veilmq("find", moved, "--queue", queue, "--json").json[0]["places"][0]["name"] == "dead.fifo"
     bridged = veilmq("send", "b.fifo", "y", "--group", "h", "--deduplication-id", sent, "--json").json[0]["id"]
     assert veilmq("trace", sent, "--queue", "b.fifo", "--json").json[0]["message"] == bridged
     assert veilmq("trace", sent, "--queue", "a.fifo", "--json").json[0]["message"] == sent

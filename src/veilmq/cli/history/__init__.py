@@ -109,7 +109,8 @@ def _looked_up(
         raise Failure(Exit.USAGE, "MESSAGE_ID: expected an id, not an empty text")
     key = None if queue is None else str(asked.queue(queue))
     found = ask(given) if _ID.fullmatch(given) else None
-    if found is not None and is_known(found) and (key is None or key in _queues_of(found)):
+    queues = set[str]() if key is None or found is None else _queues_of(asked, found)
+    if found is not None and is_known(found) and (key is None or key in queues):
         return found
     sends = asked.access.sends(given, key)
     sent = sends["messages"]
@@ -130,15 +131,15 @@ def _looked_up(
     if found is not None and (key is None or not is_known(found)):
         return found
     if found is not None:
-        where = ", ".join(sorted(_queues_of(found)))
+        where = ", ".join(sorted(queues))
         raise Failure(Exit.WRONG, f"message {given} is not in {queue}, and was not there", f"It is or was in {where}.")
     among = "" if sends["complete"] else f" among the last {sends['scanned']} events"
     raise Failure(Exit.WRONG, f"no message has the deduplication id {given}{among}")
 
 
-def _queues_of(found: Mapping[str, Any]) -> set[str]:
-    """The queues where a message is or was, as far as this says."""
-    events = [*found.get("events", ()), *filter(None, [found.get("last")])]
+def _queues_of(asked: "Asked", found: Mapping[str, Any]) -> set[str]:
+    """The queues where a message is or was, as far as the history says."""
+    events = found["events"] if "events" in found else asked.access.trace(found["message"])["events"]
     named = [(each, each["name"]) for each in found.get("places", ())] + [(each, each["queue"]) for each in events]
     return {f"{each['account']}/{each['region']}/{name}" for each, name in named}
 
