@@ -16,7 +16,7 @@ from tests.support.sqlite import SqliteFactory
 from veilmq import testing
 from veilmq.admin import timeouts
 from veilmq.admin.timeouts import Granted, kept, read
-from veilmq.admin.timeouts.kept import COSTLY_EVENTS, KEPT_MAX, KEPT_US
+from veilmq.admin.timeouts.kept import COSTLY_EVENTS, KEPT_MAX, KEPT_US, _is_too_short
 from veilmq.estimate import Ended, Estimate
 from veilmq.model.commands import AfterExpiry, Delete, LeaseSource, StartJob, Undeliver
 from veilmq.model.instant import DAY_US, HOUR_US, MINUTE_US, SECOND_US
@@ -330,6 +330,17 @@ def test_where_no_timeout_suffices_workers_have_to_extend(http: httpx.Client) ->
     assert "(20 h). Let workers extend their leases every " in told["why"]
     sentence = got(http, f"/api/v1/trace/{late['id']}")["story"]["sentence"]
     assert "Longest work seen: 50 s; leases of " in sentence
+
+
+def test_a_timeout_is_too_short_also_where_none_suffices() -> None:
+    duplicates = {"low": 0.9}
+    page = {
+        "in_force": {"timeout_us": LEASE_S * SECOND_US, "duplicates": duplicates}, "recommended_us": None,
+        "at_least_us": None, "advice": "extend", "leases": {"ran_out": 60, "extended": 0, "ended": 60},
+    }  # fmt: skip
+    assert _is_too_short(page)
+    duplicates["low"] = 0.0
+    assert not _is_too_short(page)
 
 
 def test_an_answer_that_was_costly_is_given_for_a_minute(http: httpx.Client) -> None:

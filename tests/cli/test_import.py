@@ -227,6 +227,13 @@ def test_queues_that_share_a_name_are_told_apart(run: Run, tmp_path: Path) -> No
     queues = tomllib.loads(ended.out)["queue"]
     assert [each.get("region") for each in queues if each["name"] == "orders"] == [None, "eu-west-1"], "us-east-1"
     assert [each["dead_letter"]["queue"] for each in queues if "dead_letter" in each] == ["dead"]
+    (tmp_path / "eu.conf").write_text(
+        f"aws {{ region = eu-west-1 }} queues {{ orders {{ {dead_letters} }}, dead {{ }} }}"
+    )
+    (tmp_path / "us.toml").write_text(entry("dead", "us-east-1", 12))
+    ended = run("import", "eu.conf", "us.toml", "--to", f"veil://{tmp_path}/data?create=1")
+    assert ended.out == "created 2 of 2 queues\n", ended.err
+    assert ended.err == "not brought: queue dead: it is in eu-west-1, and the one in us-east-1 is brought\n"
     (tmp_path / "b.toml").write_text(entry("orders", "us-east-1", 13, 'account = "111111111111"'))
     assert run("import", "b.toml").err == "not brought: queue orders: its account 111111111111\n"
 

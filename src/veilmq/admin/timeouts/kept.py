@@ -173,6 +173,7 @@ def verdict(page: dict[str, Any]) -> dict[str, Any]:
 
 
 def _best_us(known: dict[str, Any]) -> int | None:
+    """None: it is not known, or longer than any timeout."""
     best_us: int | None = known["at_least_us"] if known["recommended_us"] is None else known["recommended_us"]
     return best_us
 
@@ -185,7 +186,7 @@ def _decides(page: dict[str, Any]) -> bool:
 def _is_too_short(page: dict[str, Any]) -> bool:
     today, best_us = page["in_force"], _best_us(page)
     is_certain = page["leases"]["ran_out"] and today["duplicates"]["low"] >= _SURELY
-    is_advised = page["advice"] in ("raise", "extend") and best_us is not None and best_us > today["timeout_us"]
+    is_advised = page["advice"] in ("raise", "extend") and (best_us is None or best_us > today["timeout_us"])
     return bool(is_certain and is_advised and _decides(page))
 
 

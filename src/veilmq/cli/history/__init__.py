@@ -109,7 +109,7 @@ def _looked_up(
         raise Failure(Exit.USAGE, "MESSAGE_ID: expected an id, not an empty text")
     key = None if queue is None else str(asked.queue(queue))
     found = ask(given) if _ID.fullmatch(given) else None
-    queues = set[str]() if key is None or found is None else _queues_of(asked, found)
+    queues = set[str]() if key is None or found is None else _queues_of(asked, found, key)
     if found is not None and is_known(found) and (key is None or key in queues):
         return found
     sends = asked.access.sends(given, key)
@@ -137,11 +137,14 @@ def _looked_up(
     raise Failure(Exit.WRONG, f"no message has the deduplication id {given}{among}")
 
 
-def _queues_of(asked: "Asked", found: Mapping[str, Any]) -> set[str]:
-    """The queues where a message is or was, as far as the history says."""
+def _queues_of(asked: "Asked", found: Mapping[str, Any], sought: str) -> set[str]:
+    """The queues where a message is or was. The history is asked only if it is not in the one that is sought."""
+    named = [(each, each["name"]) for each in found.get("places", ())]
+    queues = {f"{each['account']}/{each['region']}/{name}" for each, name in named}
+    if sought in queues:
+        return queues
     events = found["events"] if "events" in found else asked.access.trace(found["message"])["events"]
-    named = [(each, each["name"]) for each in found.get("places", ())] + [(each, each["queue"]) for each in events]
-    return {f"{each['account']}/{each['region']}/{name}" for each, name in named}
+    return queues | {f"{each['account']}/{each['region']}/{each['queue']}" for each in events}
 
 
 def find(

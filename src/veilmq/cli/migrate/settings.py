@@ -105,7 +105,8 @@ def bring(given: Mapping[str, Any]) -> Exit:
     else:
         with failing("--to"):
             region = parse_url(given["to"]).region
-        found = _in_order(_of_one_region(found, region or HOME_REGION_DEFAULT))
+        found = _of_one_region(found, region or HOME_REGION_DEFAULT)
+        found = _in_order([each._replace(region=None) for each in found])
     for each in found:
         for text in each.lost:
             _tell(each.name, text)

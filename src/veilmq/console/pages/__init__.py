@@ -160,7 +160,8 @@ def _need(queue: dict[str, Any], why: str, part: str = "") -> dict[str, str]:
 def _of_timeout(queue: dict[str, Any]) -> dict[str, str]:
     best_us, least_us = queue["recommended_us"], queue["at_least_us"]
     # As `why` says it: 90 s, not 1 min 30 s.
-    best = f"at least {span(least_us)}" if best_us is None else span(best_us)
+    best = "to extend leases" if least_us is None else f"at least {span(least_us)}"
+    best = best if best_us is None else span(best_us)
     wrong = queue["wrong"].replace("_", " ")
     named = {
         "queue": "its timeout",

@@ -216,7 +216,8 @@ def _wrong_timeouts(asked: "Asked", shown: Mapping[str, Any], everything: bool) 
     rows = []
     for each in shown["queues"]:
         best_us, least_us = each["recommended_us"], each["at_least_us"]
-        best = f"{duration(least_us)} or more" if best_us is None else duration(best_us)
+        best = "extended leases" if least_us is None else f"{duration(least_us)} or more"
+        best = best if best_us is None else duration(best_us)
         wrong = each["wrong"].replace("_", " ")
         rows.append([_name_of(each, everything), duration(each["lease_us"]), each["by"], wrong, best, each["why"]])
     table(["queue", "lease", "by", "is", "best", "why"], rows)
