@@ -782,7 +782,7 @@ def test_two_servers_of_one_name_are_told(servers: Servers) -> None:
     # The same of the owner: it hands over first.
     third = servers.start("three")
     servers.pair.primary.query(
-        "update veilmq.server set holder = gen_random_uuid(), seen = seen + interval '1 min' where name = 'one'"
+        "update veilmq.server set holder = gen_random_uuid(), seen = seen + interval '4 s' where name = 'one'"
     )
     assert first.process.wait(30) == 2
     told = first.log.read_text()

@@ -176,6 +176,10 @@ class History:
         found = (max(low, self.purges[queue].may_take(low)) for queue, low in lows if queue in self.purges)
         return min(found, default=FOREVER)
 
+    def is_drained(self, queue: str) -> bool:
+        """Whether a drain of the queue succeeded, at any time."""
+        return queue in self._drains
+
     def drained(self, places: tuple[str, ...]) -> list[Operation]:
         """The last drains of these queues in this order, each begun when the one before had ended, since a drain may
         move messages to the next queue. Empty if there are none."""

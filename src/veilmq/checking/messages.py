@@ -105,11 +105,10 @@ def _check_place(life: Life, report: Report) -> None:
 
 
 def _check_loss(history: History, life: Life, report: Report) -> None:
-    # A queue where it cannot have been need not be drained.
-    drains = history.drained(
-        tuple(q for q, low in zip(life.places, history.entered(life), strict=True) if low < FOREVER)
-    )
-    if drains and life.born_high <= drains[0].invoked:
+    # When the others were drained, where by the log it cannot have been, does not matter.
+    entered = zip(life.places, history.entered(life), strict=True)
+    drains = history.drained(tuple(queue for queue, low in entered if low < FOREVER))
+    if drains and all(map(history.is_drained, life.places)) and life.born_high <= drains[0].invoked:
         found = any(each.returned >= drains[0].invoked for each in life.grants)
         if life.gone_low > end_of(drains[-1]) and not found:
             what = f"message {life.message} of queue {life.queue} was acknowledged, and a drain did not find it"

@@ -108,6 +108,8 @@ class Salvage:
         for name, ranges in self._doubt.items():
             if ranges and name not in _LEFT_OUT:
                 self.report.found.append(f"veilmq.db: table {name} has pages that cannot be read, or not to the end")
+        doubted = (name for name, ranges in self._doubt.items() if ranges)
+        self.report.tables_in_doubt = sorted({*doubted}.difference(_DERIVED, _OF_MESSAGES))
 
     def keys(self) -> list[bytes]:
         """The receipt keys with which the redo log may have been written."""
@@ -261,10 +263,8 @@ class Salvage:
                 continue
             if count := self._fill(table, self._in_backup(table, backup)):
                 self.report.found.append(f"{name}: {count} rows came from the backup {backup.database.parent}")
-        doubted = {name for name, ranges in self._doubt.items() if ranges}.difference(_DERIVED, _OF_MESSAGES)
         if backup is not None and not branched and next(backup.read("SELECT offset FROM mark"))[0] >= following:
-            doubted.difference_update(_FILLED)  # it has what was there
-        self.report.tables_in_doubt = sorted(doubted)
+            self.report.tables_in_doubt = sorted({*self.report.tables_in_doubt}.difference(_FILLED))
         self._place_journal()
         self._place_astray()
         self._search(backup)
