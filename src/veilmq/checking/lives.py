@@ -43,6 +43,8 @@ class Life:
         """Where it was sent; for a message that nobody sent, where it was seen first."""
         self.places: tuple[str, ...] = ()
         """Its queue, and the dead-letter queues through which it may go from there."""
+        self.entered: list[int] = []
+        """By place: from when on it may have been there."""
         self.sends: list[Operation] = []
         """Acknowledged; more than one if duplicates were dropped."""
         self.maybe_sent: list[Operation] = []
@@ -155,10 +157,11 @@ class History:
             life.grants.sort(key=lambda each: (each.invoked, each.returned))
             self._dated(life)
             life.places = self._chains.get(life.queue, (life.queue,))
+            life.entered = self._entered(life)
 
-    def entered(self, life: Life) -> list[int]:
-        """By place: from when on it may have been there. A message leaves its own queue only after its last receive
-        there; a dead-letter queue also by a receive that gets nothing, because the count of receives goes on."""
+    def _entered(self, life: Life) -> list[int]:
+        """A message leaves its own queue only after its last receive there; a dead-letter queue also by a receive that
+        gets nothing, because the count of receives goes on."""
         low = life.born_low
         entered = [low]
         for place, queue in enumerate(life.places[:-1]):
@@ -172,7 +175,7 @@ class History:
 
     def purged_low(self, life: Life, first: int = 0) -> int:
         """From when on a purge may have taken it from one of its places; `first`: from that place on."""
-        lows = list(zip(life.places, self.entered(life), strict=True))[first:]
+        lows = list(zip(life.places, life.entered, strict=True))[first:]
         found = (max(low, self.purges[queue].may_take(low)) for queue, low in lows if queue in self.purges)
         return min(found, default=FOREVER)
 

@@ -106,7 +106,7 @@ def _check_place(life: Life, report: Report) -> None:
 
 def _check_loss(history: History, life: Life, report: Report) -> None:
     # When the others were drained, where by the log it cannot have been, does not matter.
-    entered = zip(life.places, history.entered(life), strict=True)
+    entered = zip(life.places, life.entered, strict=True)
     drains = history.drained(tuple(queue for queue, low in entered if low < FOREVER))
     if drains and all(map(history.is_drained, life.places)) and life.born_high <= drains[0].invoked:
         found = any(each.returned >= drains[0].invoked for each in life.grants)
@@ -273,7 +273,7 @@ def _moved_low(history: History, life: Life, use: Operation) -> int:
         gone_low = min(_expires_low(history.promises, life), history.purged_low(life, behind))
         if gone_low > end_of(drains[-1]):
             return FOREVER
-    return history.entered(life)[behind]
+    return life.entered[behind]
 
 
 def _check_uses_of_deleted(life: Life, deletes: _Deletes, report: Report) -> None:

@@ -28,7 +28,7 @@ READY: Final = "READY=1"
 STOPPING: Final = "STOPPING=1"
 ALIVE: Final = "WATCHDOG=1"
 READY_SECONDS: Final = 30.0
-"""How long to try to tell READY, which is told once: without it the manager ends the server."""
+"""For how long to try to send READY. It is sent only once, and without it the service manager ends the server."""
 _FIRST: Final = 3
 """SD_LISTEN_FDS_START."""
 

@@ -116,18 +116,18 @@ def passing_on(connect: Callable[[], Awaitable[Owner]], here: Callable[[], ASGIA
     """An application that asks the owner. connect: raises Unreached. here: the own one, if this server owns."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        once = False
+        is_last = False
         """Whether it must not be sent again: the answer has begun, or the client is gone."""
 
         async def sending(message: object) -> None:
-            nonlocal once
-            once = True
+            nonlocal is_last
+            is_last = True
             await send(message)  # type: ignore[arg-type]
 
         async def receiving() -> Message:
-            nonlocal once
+            nonlocal is_last
             message = await receive()
-            once = once or message["type"] == "http.disconnect"
+            is_last = is_last or message["type"] == "http.disconnect"
             return message
 
         loop = asyncio.get_running_loop()
@@ -148,7 +148,7 @@ def passing_on(connect: Callable[[], Awaitable[Owner]], here: Callable[[], ASGIA
                 await _exchange(owner, scope, _from_the_first(read, receiving) if has_key else receiving, sending)
                 return
             except (Broken, OSError) as error:
-                if once:
+                if is_last:
                     raise asyncio.CancelledError from error  # a client that is there sees an answer that is cut off
                 repeats = reads or (has_key and sum(len(each.get("body", b"")) for each in read) <= _KEPT_BYTES)
                 if not repeats or loop.time() >= end:
