@@ -332,6 +332,15 @@ def test_where_no_timeout_suffices_workers_have_to_extend(http: httpx.Client) ->
     assert "Longest work seen: 50 s; leases of " in sentence
 
 
+def test_where_work_is_too_long_for_any_timeout_workers_have_to_extend(http: httpx.Client) -> None:
+    """All work was seen to its end, and an eighth of it takes ten hours."""
+    http.put(JOBS, json={"visibility_timeout_us": LEASE_S * SECOND_US})
+    live(http, [10_800] * 28 + [36_000] * 4, lease_us=DAY_US)
+    told = got(http, JOBS + "/timeout")
+    assert [told[name] for name in ("advice", "recommended_us", "at_least_us", "change_us")] == ["extend", *[None] * 3]
+    assert told["why"].startswith("12 % of the messages take longer than 9 h 36 min: no timeout is long enough for ")
+
+
 def test_a_timeout_is_too_short_also_where_none_suffices() -> None:
     duplicates = {"low": 0.9}
     page = {

@@ -147,6 +147,7 @@ def test_leases_that_run_on_count() -> None:
     assert found.quantiles["p95"].value is None
     assert found.quantiles["p95"].low == 600, "at least"
     assert found.recommended_s() is None
+    assert Estimate(leases[:102]).recommended_s() is None, "nobody knows how long two in a hundred take"
 
 
 def test_the_effect_of_a_timeout() -> None:
@@ -169,6 +170,19 @@ def test_the_effect_of_a_timeout() -> None:
     schedule = found.schedule()
     assert schedule.first < 50, "who extends needs no lease for the longest work"
     assert schedule.first > schedule.margin
+
+
+def test_work_of_hours_needs_a_timeout_of_hours() -> None:
+    """To start each message again costs 120, to wait for the longest work after a crash costs more."""
+    hours = Estimate(done(40, lambda number: 10_800.0))
+    assert hours.recommended_s() == 14_400.0
+    assert not hours.is_good(5)
+    assert not hours.is_good(7_200)
+    assert hours.is_good(14_400)
+    few = Estimate(done(40, lambda number: 36_000.0 if number < 1 else 10_800.0))
+    assert few.recommended_s() == 14_400.0, "one in forty may be started again"
+    many = Estimate(done(40, lambda number: 36_000.0 if number < 3 else 10_800.0))
+    assert many.recommended_s() is None, "10 h are too long for a timeout of 12 h and its margin"
 
 
 def test_too_few_are_no_ground_for_advice() -> None:

@@ -13,7 +13,7 @@ from veilmq.pipeline.estimates import Curve, sample_of, timeout_price
 from veilmq.pipeline.estimates.buckets import BOUNDS, CRASHED, DONE, SCHEMA, WATCHED, bucket_of, histogram
 from veilmq.pipeline.jobs.attempts import attempts
 from veilmq.pipeline.jobs.survival import _quantiles, quantiles
-from veilmq.pipeline.jobs.timeouts import best_timeout, crash_rate, recommend
+from veilmq.pipeline.jobs.timeouts import best_timeout, crash_rate, other_timeouts, recommend
 from veilmq.testing.for_each import for_each
 
 BELIEVED = Costs(crashes_per_second=1 / 1_000)
@@ -256,6 +256,19 @@ class TestCrashRate:
 
     def test_many_are_told_at_once(self) -> None:
         assert np.all(np.diff(crash_rate(np.arange(20), 1e4, 1e-3)) > 0)
+
+
+def test_work_of_hours_needs_a_timeout_of_hours() -> None:
+    """With a crash in 20 hours of work, the cheapest timeout starts each message three times."""
+    costs = Costs(crashes_per_second=1 / 72_000)
+    same = np.where(BOUNDS < 10_800, 1.0, 0.0)
+    assert best_timeout(same, costs, 43_200) == (pytest.approx(10_800, rel=0.02), False)
+    wide = np.asarray(lognormal(3_600, 0.8).survival(BOUNDS), float)
+    best, _ = best_timeout(wide, costs, 43_200)
+    assert np.interp(best, BOUNDS, wide) == pytest.approx(0.05, abs=0.002)
+    curves, rates = np.array([same, wide]), np.full(2, costs.crashes_per_second)
+    assert other_timeouts(curves, rates, costs, best, 43_200)[0] > 10_000
+    assert best_timeout(np.ones(len(BOUNDS)), costs, 7_200) == (pytest.approx(7_200, rel=0.02), True), "or longer"
 
 
 def test_no_timeout_is_longer_than_a_queue_takes() -> None:

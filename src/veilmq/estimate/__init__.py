@@ -13,7 +13,7 @@ work was not done: they are spread over it in proportion to the curve, at a stea
 
 A timeout costs what the client's planner says (`Costs`): a second of recovery delay, a message started twice. The
 recommended one is the cheapest of those that people usually set, with a quarter on top of what was seen
-(docs/which-timeout.md).
+(docs/which-timeout.md), under which few messages are started twice (`TWICE_MAX`).
 
 Source: docs/decisions/0026-estimate.md; docs/patterns/adaptive-timeout.md.
 """
@@ -40,6 +40,9 @@ MARGIN: Final = 1.25
 """A timeout is judged as if it were shorter by this factor: nobody has seen the longest work yet."""
 NEAR: Final = 1.25
 """A timeout that costs at most this factor more than the best one is good."""
+TWICE_MAX: Final = 0.05
+"""Share of messages: no timeout is recommended under which more are started again, however cheap it is. Their first
+worker's delete is refused, and those that always take so long are never done."""
 REST_MAX: Final = 0.004
 """With a greater share of messages that take longer than anything seen, no plain timeout is known to suffice."""
 _CRASHES_AT_ONCE: Final = 0.05
@@ -157,17 +160,18 @@ class Estimate:
         return Effect(timeout_s, duplicates, self._recovery_s(timeout_s), seen)
 
     def recommended_s(self) -> float | None:
-        """The best timeout without extensions; None if leases never were long enough to show it."""
+        """The best timeout without extensions; None if leases never were long enough to show it, or none is long
+        enough."""
         if not self.enough or self.curve.rest > REST_MAX:
             return None
-        usual = [each for each in USUAL if each >= LEASE_MIN_S]
-        return float(min(usual, key=self._cost))
+        long_enough = [each for each in USUAL if each >= LEASE_MIN_S and self._twice(each) <= TWICE_MAX]
+        return float(min(long_enough, key=self._cost)) if long_enough else None
 
     def is_good(self, timeout_s: float) -> bool:
-        """Whether that timeout costs about as little as the recommended one. There must be one."""
+        """Whether that timeout is about as good as the recommended one. There must be one."""
         best = self.recommended_s()
         assert best is not None
-        return self._cost(timeout_s) <= NEAR * self._cost(best)
+        return self._twice(timeout_s) <= TWICE_MAX and self._cost(timeout_s) <= NEAR * self._cost(best)
 
     def schedule(self) -> Schedule:
         """The best leases for workers that extend them."""
@@ -176,8 +180,12 @@ class Estimate:
     def _cost(self, timeout_s: float) -> float:
         rate = self.costs.crashes_per_second
         area, moment = self._until(timeout_s)
-        twice = self.curve.share_above(timeout_s / MARGIN).value or 0.0
-        return self.costs.recovery * rate * (timeout_s * area - moment) + self.costs.duplicate * twice
+        twice = self.costs.duplicate * self._twice(timeout_s)
+        return self.costs.recovery * rate * (timeout_s * area - moment) + twice
+
+    def _twice(self, timeout_s: float) -> float:
+        """The share of messages that are started again, if work takes `MARGIN` times as long as was seen."""
+        return self.curve.share_above(timeout_s / MARGIN).value or 0.0
 
     def _recovery_s(self, timeout_s: float) -> float:
         """A crash at age s, equally likely at each moment of work, waits from s to the timeout."""

@@ -25,7 +25,7 @@ from msgspec import Meta
 from veilmq.admin.api.views import shown_key
 from veilmq.admin.history import packed_beginning
 from veilmq.admin.story import span
-from veilmq.estimate import FINISHED_MIN, MARGIN, Effect, Ended, Estimate, Lease
+from veilmq.estimate import FINISHED_MIN, MARGIN, REST_MAX, Effect, Ended, Estimate, Lease
 from veilmq.estimate.survival import USUAL, Between, rounded_up
 from veilmq.model.commands import LeaseSource
 from veilmq.model.events import Event, Kind
@@ -342,6 +342,13 @@ def _of_extending(estimate: Estimate, lease_us: int, every_us: int) -> str:
 
 def _of_unknown(estimate: Estimate, at_least_us: int | None, every_us: int) -> str:
     longest = span(round(estimate.curve.longest * SECOND_US))
+    if estimate.curve.rest <= REST_MAX:
+        longest_s = USUAL[-1] / MARGIN
+        return (
+            f"{percent(estimate.curve.share_above(longest_s).value or 0)} of the messages take longer than"
+            f" {span(round(longest_s * SECOND_US))}: no timeout is long enough for them. Let workers extend their"
+            f" leases every {span(every_us)}."
+        )
     doubt = ""
     if estimate.reading == "unknown":
         doubt = f", or their workers crashed: {estimate.silent} leases ran out without a sign of their worker"

@@ -4,7 +4,9 @@ Strategy: compute the curve and crash rate from a group's histogram and run the 
 (veilmq.estimate.schedule) on them, so that the recommendation is what AdaptiveTimeout would arrive at. There are two
 answers: a plain timeout for workers that never extend, and a first lease with a renewal interval for those that do.
 Each cost comes with its 95 % interval from resampled histograms. Where the best timeout depends on durations that were
-never observed, the answer is "at least": the best timeout if all work ended at the curve's reach. Deleted queues get
+never observed, the answer is "at least": the best timeout if all work ended at the curve's reach. No plain timeout is
+recommended under which more than `TWICE_MAX` of the messages are started again, however cheap it is: their first
+worker's delete is refused, and those that always take so long are never done. Deleted queues get
 no recommendation (`queue_lives`, `without_deleted`): the durations of their work remain valid, but nobody needs a lease
 for them. A queue is identified by its name, so one that is deleted and created again keeps all that was learnt.
 
@@ -111,20 +113,32 @@ def crash_rate(crashes: Any, exposure_s: float, believed: float) -> Any:
 
 
 def best_timeout(alive: Any, costs: "Costs", longest_s: float, *, near: float = 1.0) -> tuple[float, bool]:
-    """The cheapest timeout up to `longest_s`, and whether the true best may lie beyond.
+    """The cheapest timeout up to `longest_s` that is long enough, and whether the true best may lie beyond.
 
     near: take the shortest timeout that costs at most this factor more.
     """
     import numpy as np
 
-    from veilmq.pipeline.estimates import timeout_price
     from veilmq.pipeline.estimates.buckets import BOUNDS, bucket_of
 
     longest_s = max(longest_s, 2 * TIMEOUT_SHORTEST_S)
     usable = BOUNDS[bucket_of(TIMEOUT_SHORTEST_S) : bucket_of(longest_s) + 1]
-    cost = timeout_price(alive, costs.crashes_per_second, usable).cost(costs)
+    cost = _costs(alive, costs.crashes_per_second, costs, usable)
     best = int(np.flatnonzero(cost <= near * cost.min())[0])
     return min(float(usable[best]), LEASE_LONGEST_S), best >= len(usable) - 2
+
+
+def _costs(alive: Any, rates: Any, costs: "Costs", at: Any) -> Any:
+    """What each timeout costs, of shape (..., n). Infinite where it is too short for too many messages, but for the
+    last one."""
+    import numpy as np
+
+    from veilmq.estimate import TWICE_MAX
+    from veilmq.pipeline.estimates import at_bounds, timeout_price
+
+    is_too_short = at_bounds(alive, at) > TWICE_MAX
+    is_too_short[..., -1] = False
+    return np.where(is_too_short, np.inf, timeout_price(alive, rates, at).cost(costs))
 
 
 def plan(alive: Any, costs: "Costs", margins: Sequence[float] | None = None) -> "Schedule":
@@ -236,10 +250,8 @@ def other_timeouts(
     """The interval of the best timeout: between which 95 of 100 other samples have theirs."""
     import numpy as np
 
-    from veilmq.pipeline.estimates import timeout_price
-
     at = _around(timeout_s, longest_s)
-    best = np.argmin(timeout_price(curves, rates, at).cost(costs), axis=-1)
+    best = np.argmin(_costs(curves, rates, costs, at), axis=-1)
     shortest, longest = np.quantile(best, [0.025, 0.975])
     is_known = longest < len(at) - 1 or bool(np.all(curves[..., -1] == 0))
     # No finer than the timeouts that are looked at.
@@ -267,13 +279,11 @@ def _lowest(curve: "Curve", resampled: tuple[Any, Any], costs: "Costs", least_s:
     """Above it are those of 97.5 of 100 other samples."""
     import numpy as np
 
-    from veilmq.pipeline.estimates import timeout_price
-
     curves, rates = resampled
     ended = curves.copy()
     ended[..., curve.last :] = 0.0
     at = _around(least_s, longest(curve))
-    cost = timeout_price(ended, rates, at).cost(costs)
+    cost = _costs(ended, rates, costs, at)
     best = np.argmax(cost <= _NEAR * cost.min(axis=-1, keepdims=True), axis=-1)
     # No finer than the timeouts that are looked at.
     return min(float(at[max(int(np.quantile(best, 0.025)) - 1, 0)]), least_s)
