@@ -127,6 +127,8 @@ class Server:
         own = {
             "listen_addresses": self.address, "unix_socket_directories": str(self.home), "shared_buffers": "16MB",
             "wal_retrieve_retry_interval": "50ms",
+            # Shared memory that a killed server leaves goes with its directory.
+            "dynamic_shared_memory_type": "mmap",
         } | settings  # fmt: skip
         options = " ".join(f"-c {name}={shlex.quote(value)}" for name, value in own.items())
         self._run("pg_ctl", "start", "-w", "-l", str(self.home / "log"), "-o", options)
