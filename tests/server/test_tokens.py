@@ -4,7 +4,9 @@ import asyncio
 import base64
 import json
 import os
+import threading
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -104,6 +106,25 @@ def test_keys_that_could_not_be_read_are_tried_again(keys: Path, caplog: pytest.
     assert caplog.text.count("stay as they were") == 1
     keys.write_text(whole)
     os.utime(keys, ns=(1, 1))  # a coarse clock: the repair has the time of the damage
+    assert tokens.claims(token(new, "ES256"))["oid"] == "me"
+
+
+def test_a_disk_that_never_answers_holds_up_nobody(keys: Path) -> None:
+    """Anybody may send bad tokens."""
+    tokens = IssuerTokens(ISSUER, keys, NONE)
+    good, new = token(EC, "ES256"), ECKey.generate_key("P-256", {"kid": "new"})
+    keys.unlink()
+    os.mkfifo(keys)
+    for _ in range(100):
+        with pytest.raises(TokenRefused):
+            tokens.claims("a.b.c")
+    assert [each.name for each in threading.enumerate()].count("veilmq-read") == 1
+    assert tokens.claims(good)["oid"] == "me"
+    with keys.open("w") as pipe:
+        pipe.write(json.dumps({"keys": [new.as_dict(private=False)]}))
+    deadline = monotonic() + 10
+    while "veilmq-read" in [each.name for each in threading.enumerate()]:
+        assert monotonic() < deadline
     assert tokens.claims(token(new, "ES256"))["oid"] == "me"
 
 

@@ -388,6 +388,9 @@ class TestLanguage:
             ({"Null": {"aws:MultiFactorAuthAge": True}}, True, True),
             ({"Null": {"aws:SourceArn": "true"}}, True, True),
             ({"Null": {"aws:SourceArn": "false"}}, False, False),
+            ({"Null": {"aws:SourceArn": ["True", "FALSE"]}}, True, True),
+            ({"Null": {"aws:SourceArn": "yes"}}, False, True),
+            ({"Null": {"aws:SourceArn": []}}, False, True),
             ({"ForAnyValue:StringLike": {"aws:PrincipalOrgPaths": "o-a1b2c3/*"}}, False, False),
             ({"ForAnyValue:StringNotLike": {"aws:PrincipalOrgPaths": "o-a1b2c3/*"}}, False, False),
             ({"ForAllValues:StringLike": {"aws:PrincipalOrgPaths": "o-a1b2c3/*"}}, True, True),
@@ -429,6 +432,14 @@ class TestLanguage:
         assert _decision(_statement(Condition=condition)) is allows_with
         denied = not _decision(_statement(), _statement(Effect="Deny", Condition=condition))
         assert denied is denies_with
+
+    @for_each("address", ["::ffff:192.0.2.7", "::ffff:c000:207", "192.0.2.7"])
+    def test_an_ipv4_client_of_a_listener_for_both(self, address: str) -> None:
+        for network, is_in in (("192.0.2.0/24", True), ("10.0.0.0/8", False), ("2001:db8::/32", False)):
+            within = _statement(Condition={"IpAddress": {"aws:SourceIp": network}})
+            context = {"aws:sourceip": address}
+            assert _decision(within, context=context) is is_in
+            assert _decision(_statement(), within | {"Effect": "Deny"}, context=context) is not is_in
 
     @pytest.mark.parametrize("resource", ["Resource", "NotResource"])
     def test_a_resource_with_a_variable_is_not_understood(self, resource: str) -> None:

@@ -1,8 +1,9 @@
 """Checks bearer tokens: by an issuer's public keys; in development mode only their form.
 
 Strategy: the codec checks what a token claims (protocols/azure/auth); this module does the cryptography,
-which is an optional extra (joserfc). The key file is read again when a token names an unknown key and the file has
-changed: a new key of the issuer needs no restart. A removed key is refused after SIGHUP. Source: RFC 7515, 7517, 7519.
+which is an optional extra (joserfc). The key file is read again when a token is refused and the file has changed: a new
+key of the issuer needs no restart. A thread reads it, for which requests wait `_WAIT_S` once: a disk may never answer,
+and anybody can send a bad token. A removed key is refused after SIGHUP. Source: RFC 7515, 7517, 7519.
 """
 
 import asyncio
@@ -10,6 +11,8 @@ import base64
 import binascii
 import json
 import logging
+import threading
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
 ALGORITHMS: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512")
 """Signatures with a private key only: with a shared secret, every verifier could also issue tokens."""
 _NONE: Final[frozenset[str]] = frozenset()
+_WAIT_S: Final = 0.05
+"""How long the request that asks for the keys again waits for them, and all others with it."""
 
 log = logging.getLogger("veilmq.tokens")
 
@@ -76,6 +81,8 @@ class IssuerTokens:
         self._told: str | None = None
         """The failure that was logged last: each refused token tries to read again."""
         self._reading = asyncio.Lock()
+        self._newer: Future[tuple[KeySet, int] | None] | None = None
+        """Newer keys that a thread looks for."""
         self._keys, self._changed = self._read()
 
     def claims(self, token: str) -> dict[str, Any]:
@@ -105,18 +112,44 @@ class IssuerTokens:
         self._take(found)
 
     def _read_newer(self) -> bool:
-        """Read the keys again if their file has changed; True if there are new ones."""
+        """Read the keys again if their file has changed; True if there are new ones. While the disk does not answer,
+        False at once."""
+        wait_s = 0.0
+        if self._newer is None:
+            self._newer, wait_s = self._look(), _WAIT_S
         try:
-            if self._path.stat().st_mtime_ns == self._changed:
+            found = self._newer.result(wait_s)
+        except TimeoutError:
+            if not self._newer.done():
                 return False
-            found = self._read()
+            raise
         except (OSError, FileInvalid) as error:
+            found = None
             if str(error) != self._told:
                 log.error("the issuer's keys stay as they were: %s", error)
                 self._told = str(error)
+        self._newer = None
+        if found is None:
             return False
         self._take(found)
         return True
+
+    def _look(self) -> "Future[tuple[KeySet, int] | None]":
+        """Look for newer keys on a thread that nobody joins; None: the file has not changed."""
+        answer: Future[tuple[KeySet, int] | None] = Future()
+
+        def look() -> None:
+            try:
+                is_same = self._path.stat().st_mtime_ns == self._changed
+                answer.set_result(None if is_same else self._read())
+            except BaseException as error:  # noqa: BLE001 raised in the caller
+                answer.set_exception(error)
+
+        try:
+            threading.Thread(target=look, name="veilmq-read", daemon=True).start()
+        except RuntimeError as error:
+            answer.set_exception(OSError(f"{self._path} cannot be read: {error}"))
+        return answer
 
     def _take(self, found: tuple["KeySet", int]) -> None:
         self._keys, self._changed = found

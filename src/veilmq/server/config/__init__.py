@@ -33,7 +33,11 @@ _ADDRESS: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:\[\]/]+)):(\d{1,9})
 _DOMAIN: Final = re.compile(r"(?=.{1,253}$)[A-Za-z0-9](?:[A-Za-z0-9-]{0,62})(?:\.[A-Za-z0-9](?:[A-Za-z0-9-]{0,62}))*")
 _NETWORK_NAME: Final = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_][A-Za-z0-9_-]{0,62}(?:\.[A-Za-z0-9_][A-Za-z0-9_-]{0,62})*")
 """A host name or an IPv4 address; container engines also allow underscores."""
-_URL: Final = re.compile(r"https?://(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(?::(?P<port>\d{1,9}))?(?:/[^\s?#@]*)?")
+_URL: Final = re.compile(
+    r"https?://(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(?::(?P<port>\d{1,9}))?"
+    r"(?!/(?:.*/)?queue/[^/]+/?$)(?:/(?:(?![?#@])[!-~])*)?"
+)
+"""After `/queue/` a queue URL names its region."""
 _ORIGIN: Final = re.compile(r"\*|https?://(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(?::\d{1,5})?")
 _DSN: Final = re.compile(r"postgres(?:ql)?://\S{1,4000}|(?:[a-z_]+ ?= ?\S+ ?){1,40}")
 _PLACE: Final = re.compile(r"[^\s\x00-\x1f]{1,1024}")
@@ -166,7 +170,10 @@ _BOUND: Final = re.compile(r"[<>]=? [\d.]+")
 
 
 _TEXTS: Final = {
-    "external_url": (_URL, "http://HOST[:PORT][/PATH] or https://..., without user, query or fragment"),
+    "external_url": (
+        _URL,
+        "http://HOST[:PORT][/PATH] or https://..., in ASCII, without user, query or fragment, and not .../queue/NAME",
+    ),
     "base_domain": (_DOMAIN, "a domain name such as queues.example"),
     "type_attribute": (_ATTRIBUTE, "a name of 1 to 256 of A-Z a-z 0-9 _ - and periods"),
     "type_pointer": (POINTER, "a JSON pointer (RFC 6901) such as /type or /detail/kind"),

@@ -225,8 +225,13 @@ def _like_any(patterns: list[str], text: str) -> bool:
 
 
 def _in_network(wanted: str, given: str) -> bool:
-    """Raises ValueError for an invalid network or address."""
-    return ip_address(given) in ip_network(wanted, strict=False)
+    """An IPv4 client of a listener for both is `::ffff:192.0.2.1` there (RFC 4291), and in its networks all the same.
+
+    Raises ValueError for an invalid network or address.
+    """
+    network, address = ip_network(wanted, strict=False), ip_address(given)
+    plain = getattr(address, "ipv4_mapped", None) or address
+    return address in network or plain in network
 
 
 _OPERATORS: Final[dict[str, Callable[[str, str], bool]]] = {
@@ -304,7 +309,8 @@ def _condition_holds(operator: str, key: str, values: list[str], context: dict[s
         return None
     given = context.get(key)
     if operator == "null":
-        return values == [str(given is None).lower()]
+        wanted = {value.lower() for value in values}
+        return str(given is None).lower() in wanted if wanted and wanted <= {"true", "false"} else None
     over, operator, optional = split_operator(operator)
     if over not in OVER:
         return None
