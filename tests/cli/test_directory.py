@@ -343,6 +343,16 @@ def test_a_backup_with_a_message_in_quarantine_is_restored(
     assert apart == [(sequence,)]
 
 
+def test_a_state_of_a_time_to_come_is_told(used: Used, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It may be what a server wrote whose clock was ahead, and not what it has written since."""
+    used.now = Instant(4_000_000_000 * SECOND_US)
+    used.send("work", "x")
+    used.store.close()
+    assert restore(tmp_path / "new", str(used.path), None, as_json=False) is Exit.WRONG
+    assert "that is still to come: the server's clock was ahead" in capsys.readouterr().out
+    assert restore(tmp_path / "other", str(used.path), "2100-01-01", as_json=False) is Exit.DONE
+
+
 def test_what_an_earlier_release_archived_is_restored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """0.1.0 had state format 10. What is restored is of that format, and a start migrates it."""
     archive = Path(__file__).parent.parent / "store/fixtures/schema-10.archive"

@@ -515,6 +515,13 @@ class TestAnsweringSoon:
         assert (shell.got("a"), shell.got("b")) == ([], ["1"])
         assert shell.engine._impatient == set()
 
+    def test_one_that_goes_after_that_leaves_nothing_behind(self, shell: Shell) -> None:
+        shell.submit(_receive(), ticket="a")
+        shell.engine.answer_soon("a")
+        shell.engine.cancel("a")
+        shell.run()
+        assert (shell.engine._impatient, shell.engine._gone) == (set(), set())
+
     def test_an_answer_that_the_brake_holds_back_is_let_go(self, shell: Shell) -> None:
         shell.limit(parked_max=1, brake_us=SECOND_US)
         for ticket in "ab":

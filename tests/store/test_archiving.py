@@ -3,10 +3,12 @@
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis.stateful import rule
@@ -171,11 +173,40 @@ def test_a_directory_of_an_earlier_moment_begins_a_new_epoch(stage: Stage, tmp_p
     (tmp_path / "earlier").rename(tmp_path / "data")
     stage.open()
     stage.send(jobs, "kept")
-    factory.ship(stage.store)
+    store_of(stage).apply_log()
+    factory.archive.step()
+    assert factory.archive.lag_s > 0, "the new epoch has no snapshot yet"
     stage.send(jobs, "kept, too")
     expected = factory.ship(stage.store)
     assert factory.restored(tmp_path / "new") == expected
     assert len(epochs(factory)) == 2
+
+
+def test_what_was_left_behind_with_a_clock_ahead_is_not_the_newest(stage: Stage, tmp_path: Path) -> None:
+    """The clock was ahead for a while, and the directory was put back to a copy from before."""
+    factory, jobs = factory_of(stage), stage.create()
+    factory.ship(stage.store)
+    stage.store.close()
+    factory.archive.close()
+    shutil.copytree(tmp_path / "data", tmp_path / "earlier")
+    now = stage.now
+    stage.open()
+    stage.later(20 * DAY_US)
+    stage.send(jobs, "left behind")
+    factory.archive._snapshot_at = -1e9
+    factory.ship(stage.store)
+    stage.store.close()
+    factory.archive.close()
+    shutil.rmtree(tmp_path / "data")
+    (tmp_path / "earlier").rename(tmp_path / "data")
+    stage.clock.now = now
+    stage.open()
+    for number in range(3):
+        stage.send(jobs, f"kept {number}")
+        store_of(stage).apply_log()
+        factory.archive.step()
+    expected = factory.ship(stage.store)
+    assert factory.restored(tmp_path / "new") == expected
 
 
 def test_a_place_that_lost_its_snapshots_gets_another(
@@ -398,8 +429,71 @@ def test_while_a_place_fails_one_file_grows_up_to_a_size(
     assert factory.restored(tmp_path / "new") == expected
 
 
-def test_a_spool_that_cannot_be_written_begins_a_new_epoch(
+def test_a_file_that_is_just_being_opened_is_not_removed(
     stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is there, and empty, before the store's thread has it."""
+    factory, jobs = factory_of(stage), stage.create()
+    factory.ship(stage.store)
+    archive, really = factory.archive, os.open
+    looks, opened, shipped = threading.Event(), threading.Event(), threading.Event()
+
+    class Folder(type(tmp_path)):  # type: ignore[misc]
+        def glob(self, pattern: str) -> list[Path]:
+            looks.set()
+            opened.wait(0.3)
+            return list(Path(self).glob(pattern))
+
+    def slowly(*arguments: Any) -> int:
+        found = really(*arguments)
+        if "spool-" in str(arguments[0]):
+            opened.set()
+            shipped.wait(0.3)
+        return found
+
+    def ship() -> None:
+        archive._ship()
+        shipped.set()
+
+    folder, archive._folder = archive._folder, Folder(archive._folder)
+    thread = threading.Thread(target=ship)
+    thread.start()
+    looks.wait(10)
+    monkeypatch.setattr(shipping.os, "open", slowly)
+    stage.send(jobs, "while the archive looks for files")
+    store_of(stage).apply_log()
+    thread.join()
+    monkeypatch.undo()
+    archive._folder = folder
+    stage.send(jobs, "later")
+    expected = factory.ship(stage.store)
+    assert factory.restored(tmp_path / "new") == expected
+    assert len(epochs(factory)) == 1
+
+
+def test_a_spool_that_lost_a_file_begins_a_new_epoch(
+    stage: Stage, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else nothing after the gap could be restored, and nobody would know."""
+    factory, jobs = factory_of(stage), stage.create()
+    factory.ship(stage.store)
+    stage.send(jobs, "lost")
+    store_of(stage).apply_log()
+    factory.archive._rotate()
+    for left in (tmp_path / "data" / "archive").glob("spool-*"):
+        left.unlink()
+    for body in ("the gap is seen", "of the new epoch"):
+        stage.send(jobs, body)
+        store_of(stage).apply_log()
+        factory.archive.step()
+    assert "the spool lost the changes" in caplog.text
+    expected = factory.ship(stage.store)
+    assert factory.restored(tmp_path / "new") == expected
+    assert len(epochs(factory)) == 2
+
+
+def test_a_spool_that_cannot_be_written_begins_a_new_epoch(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The store goes on."""
     factory, jobs = factory_of(stage), stage.create()
@@ -413,7 +507,14 @@ def test_a_spool_that_cannot_be_written_begins_a_new_epoch(
     with monkeypatch.context() as patch:
         patch.delattr(factory.archive, "_copying")  # without a record there is nothing to copy
         factory.archive.step()
+    factory.archive._try_step()
+    assert factory.archive.lag_s > 0, "only the snapshot brings what was not spooled"
+    assert factory.archive.trouble
     stage.send(jobs, "of the new epoch")
     expected = factory.ship(stage.store)
     assert factory.restored(tmp_path / "new") == expected
     assert len(epochs(factory)) == 2
+    factory.archive._failed = True
+    factory.archive.step()
+    factory.archive.close()
+    assert "the last changes are not in the archive yet" in caplog.text

@@ -173,9 +173,8 @@ class Engine:
         if stalled and len(pending) > 1:
             _racers_first(pending)
         self._last_batch = now
-        messages = 0
         apart = self._batch_max < self.limits.batch_messages_max or len(pending) > self.limits.beside_a_sweep_max
-        near, gone = self.unread.near, self._gone
+        messages, near, gone = 0, self.unread.near, self._gone
         while pending and messages < self._batch_max:
             call = pending.popleft()
             if apart and type(call.commands[0]) is Sweep and calls:
@@ -183,6 +182,7 @@ class Engine:
                 break
             if gone and call.ticket in gone:
                 gone.discard(call.ticket)
+                self._impatient.discard(call.ticket)
                 if type(call.commands[0]) is Receive:
                     if call.waiter is not None:
                         self._credit(call.commands[0].queue, call.commands[0].count_max)

@@ -16,7 +16,8 @@ from veilmq.cli.failures import Exit, Failure, check_directory
 from veilmq.cli.output import bar, instant
 from veilmq.engine.directory import open_follower, renew
 from veilmq.model.errors import StoreError
-from veilmq.model.instant import Instant, from_text
+from veilmq.model.instant import MINUTE_US, Instant, from_text
+from veilmq.server.clock import wall
 from veilmq.store import Options
 from veilmq.store.archive import ArchiveSource, PlaceUnusable, place_at, shown_url
 from veilmq.store.directory import (
@@ -101,12 +102,13 @@ def restore(destination: Path, place: str, to: str | None, *, as_json: bool) -> 
         raise Failure(Exit.DIRECTORY, str(error)) from None
     except (OSError, DatabaseFailed, DatabaseUnusable, StoreError) as error:
         raise Failure(Exit.STORE, f"nothing was restored: {error}", "Is there space for the data?") from None
+    is_ahead = until is None and restored.clock - wall() > MINUTE_US
     if as_json:
         content = {"directory": str(destination.absolute())} | msgspec.to_builtins(restored)
-        print(json.dumps(content | {"check": msgspec.to_builtins(report)}))
+        print(json.dumps(content | {"is_ahead": is_ahead, "check": msgspec.to_builtins(report)}))
     else:
-        print(_restored(restored, report, destination))
-    return Exit.WRONG if restored.damaged or report.problems_count else Exit.DONE
+        print(_restored(restored, report, destination, is_ahead))
+    return Exit.WRONG if restored.damaged or report.problems_count or is_ahead else Exit.DONE
 
 
 def _shown_place(place: str) -> str:
@@ -114,7 +116,7 @@ def _shown_place(place: str) -> str:
     return "the cluster" if _CLUSTER.match(place) else shown_url(place)
 
 
-def _restored(restored: Restored, report: Report, destination: Path) -> str:
+def _restored(restored: Restored, report: Report, destination: Path, is_ahead: bool) -> str:
     lines = [f"restored the state of {instant(restored.clock)}"]
     if restored.lsn:
         begun = f"the snapshot of record {restored.snapshot}" if restored.snapshot else "nothing"
@@ -122,6 +124,9 @@ def _restored(restored: Restored, report: Report, destination: Path) -> str:
         goes_on = restored.goes_on
         lines.append("the source ends there" if goes_on is None else f"the next record is of {instant(goes_on)}")
     lines += [f"damaged: {each}" for each in restored.damaged]
+    if is_ahead:
+        why = "that is still to come: the server's clock was ahead"
+        lines.append(f"{why}. If its directory was put back to an earlier copy since then: --to '{instant(wall())}'")
     lines.append(f"{report.messages} messages and {report.leases} leases in {report.queues} queues")
     lines += [f"not in order: {each.kind}: {each.text}" for each in report.problems]
     lines.append("receipt handles from before are void, and the history has a new epoch")

@@ -380,8 +380,10 @@ def _of(entries: Sequence[Entry]) -> Segment:
 
 
 def _order(held: Held) -> tuple[int, int, int]:
+    """Within a lineage. A later epoch may have an earlier clock: one before may have begun with a clock that was
+    ahead."""
     (lsn, epoch, _), clock = held.point
-    return clock, epoch, lsn
+    return epoch, clock, lsn
 
 
 class ArchiveSource:
@@ -400,11 +402,15 @@ class ArchiveSource:
 
     def snapshots(self) -> list[Held]:
         """See `Source.snapshots`."""
-        found: list[Held] = []
+        found: list[list[Held]] = []
         for lineage in self._lineages:
-            for folder, manifest in snapshots(self._place, lineage):
-                found.append(Held(manifest.point, partial(self._fetch, lineage, folder, manifest)))
-        return sorted(found, key=_order, reverse=True)
+            some = [
+                Held(manifest.point, partial(self._fetch, lineage, folder, manifest))
+                for folder, manifest in snapshots(self._place, lineage)
+            ]
+            found.append(sorted(some, key=_order, reverse=True))
+        found.sort(key=lambda some: max((each.point.clock for each in some), default=0), reverse=True)
+        return [each for some in found for each in some]
 
     def _fetch(self, lineage: str, folder: str, manifest: Manifest, file: Path) -> Point:
         self._lineage = lineage

@@ -133,6 +133,8 @@ class Archive:
         """Whether this is the last step, which is completed although the server stops."""
         self._failed = False
         """Whether the spool lacks a record."""
+        self._lacking = False
+        """Whether the place lacks changes that only a snapshot will bring."""
         self._shipped_at = 0.0
         self._looked_at: float | None = None
         self.trouble = ""
@@ -247,7 +249,7 @@ class Archive:
         self._ending.set()
         if self._thread.is_alive():
             self._thread.join(_LAST_SECONDS)
-        if self._thread.is_alive():
+        if self._thread.is_alive() or self._lacking:
             log.warning("the last changes are not in the archive yet: the next start uploads them")
         self._close_file()
 
@@ -261,9 +263,9 @@ class Archive:
     def _try_step(self) -> None:
         try:
             self.step()
-            if self.trouble:
+            if self.trouble and not self._lacking:
                 log.info("the archive can be written to again")
-            self.trouble = ""
+                self.trouble = ""
         except Stopped:
             pass
         except (PlaceFailed, DatabaseFailed, Diverged, StoreError, OSError) as error:
@@ -320,26 +322,43 @@ class Archive:
         began = self._shipped_at = perf_counter()
         if not (self.trouble and any(path != self._path for path in self._folder.glob("spool-*"))):
             self._rotate()  # while the place fails, one file grows: each would become an object
-        with self._gate:
+        with self._gate:  # else a file that is just being opened would count as a closed one
             self._closed_bytes = 0
-        waiting = sorted(self._folder.glob("spool-*"))
+            waiting = sorted(self._folder.glob("spool-*"))
+            open_one = None if self._file is None else self._path
         if sum(path.stat().st_size for path in waiting) > SPOOL_BYTES_MAX:
             self._failed = True
         for path in waiting:
-            if path == self._path and self._file is not None:
+            if path == open_one:
                 continue
             content = path.read_bytes()
             if content:
+                if (missing := self._missing_before(content)) is not None:
+                    log.error("the spool lost the changes %d to %d: a new epoch begins", *missing)
+                    self._begin_anew()
+                    return
                 self._state.end = keep(self._place, self._state.lineage, content)
                 self._state.bytes += len(content)
                 self._state.segments += 1
                 self.uploaded_bytes += len(content)
                 self._save()
             path.unlink()
+        self._note_lag(began if waiting else None)
+
+    def _missing_before(self, content: bytes) -> tuple[int, int] | None:
+        """The numbers of the records between the last one that is there and these."""
+        first, end = next(frames(content)), self._state.end
+        is_next = first.epoch != end.epoch or first.lsn <= end.lsn + 1
+        return None if is_next else (end.lsn + 1, first.lsn - 1)
+
+    def _note_lag(self, began: float | None) -> None:
+        """began: when an upload began before which nothing waits any more."""
         with self._gate:
+            if self._lacking:
+                return
             if (self._file is None or not self._size) and not self._closed_bytes:
                 self._waiting_since = None
-            elif self._waiting_since is not None and waiting:
+            elif self._waiting_since is not None and began is not None:
                 self._waiting_since = max(self._waiting_since, began)
 
     def _begin_anew(self) -> None:
@@ -350,7 +369,9 @@ class Archive:
                 left.unlink()
             self.epoch += 1
             self._size = self._taken = 0
-            self._failed = False
+            self._failed, self._lacking = False, True
+            if self._waiting_since is None:
+                self._waiting_since = perf_counter()
 
     def _rotate(self) -> None:
         """Close the spool's file, unless a transaction is being committed, or there is nothing in it."""
@@ -400,6 +421,8 @@ class Archive:
         state.snapshot = point.position.epoch
         state.bytes, state.segments = state.bytes - since[0], state.segments - since[1]
         self._snapshot_at = perf_counter()
+        self._lacking = False
+        self._note_lag(None)
         self._save()
         log.info("archived a snapshot of record %d", point.position.lsn)
         self._drop_old()
