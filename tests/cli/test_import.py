@@ -233,7 +233,10 @@ def test_queues_that_share_a_name_are_told_apart(run: Run, tmp_path: Path) -> No
     (tmp_path / "us.toml").write_text(entry("dead", "us-east-1", 12))
     ended = run("import", "eu.conf", "us.toml", "--to", f"veil://{tmp_path}/data?create=1")
     assert ended.out == "created 2 of 2 queues\n", ended.err
-    assert ended.err == "not brought: queue dead: it is in eu-west-1, and the one in us-east-1 is brought\n"
+    assert ended.err == (
+        "not brought: queue dead: it is in eu-west-1, and the one in us-east-1 is brought\n"
+        "queues of eu-west-1 go to us-east-1: ?region= in --to names another region\n"
+    )
     (tmp_path / "b.toml").write_text(entry("orders", "us-east-1", 13, 'account = "111111111111"'))
     assert run("import", "b.toml").err == "not brought: queue orders: its account 111111111111\n"
 

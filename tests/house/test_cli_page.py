@@ -26,7 +26,9 @@ COMMANDS = leaves(typer.main.get_command(application()))
 def row(option: Any) -> str:
     flags = ", ".join([*option.opts, *option.secondary_opts])
     shown = flags if option.is_flag else f"{flags} {option.metavar}"
-    return f"| `{shown}` | {option.help} |".replace("DIR|URL", "DIR\\|URL")
+    default = option.default if option.show_default and not option.is_flag else None
+    text = option.help if default in (None, "") else f"{option.help.removesuffix('.')} [{default}]."
+    return f"| `{shown}` | {text} |".replace("DIR|URL", "DIR\\|URL")
 
 
 def is_shown(words: tuple[str, ...]) -> bool:

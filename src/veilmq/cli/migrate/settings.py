@@ -340,7 +340,11 @@ def _of_one_region(found: Sequence[Found], region: str) -> list[Found]:
     for each in found:
         if (taken := chosen[each.name].key) != each.key:
             _tell(each.name, f"it is in {each.key[0]}, and the one in {taken[0]} is brought")
-    return [each for each in found if chosen[each.name].key == each.key]
+    brought = [each for each in found if chosen[each.name].key == each.key]
+    if elsewhere := sorted({each.region for each in brought if each.region} - {region}):
+        named = ", ".join(map(printable, elsewhere))
+        print(f"queues of {named} go to {region}: ?region= in --to names another region", file=sys.stderr)
+    return brought
 
 
 def _closed(found: Sequence[Found]) -> list[Found]:
