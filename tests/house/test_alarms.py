@@ -177,7 +177,12 @@ FIRING: dict[str, dict[str, dict[str, str]]] = {
         "never": {"log_bytes": "5e9x90", "snapshot_lsn": "0x90"},
         "long ago": {"log_bytes": "5e9x90", "snapshot_lsn": "7x90", "snapshot_age_seconds": "700000x90"},
     },
-    "VeilMQOwnerChanges": {"by crashes": {"epoch": "40x24 _ 41x7 _ 43x7 _ 44x7 _ 45x7 _ 46x7 _ 47x9"}},
+    "VeilMQOwnerChanges": {
+        "by crashes": {
+            'epoch{instance="a"}': "40x24 _ 41x7 _ 43x7 _ 44x7 _ 45x7 _ 46x7 _ 47x9",
+            'epoch{instance="b"}': "40x24 41x8 43x8 44x8 45x8 46x8 47x9",
+        }
+    },
 }
 """By alarm: a series a minute of a server, as promtool has it, on which it fires at 1 h 25 min."""
 SILENT: dict[str, dict[str, dict[str, str]]] = {
