@@ -5,6 +5,7 @@ import hashlib
 import itertools
 import json
 import logging
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,7 +27,7 @@ from veilmq.client.errors import (
 )
 from veilmq.client.large import LargeMessageQueue, ObjectStore
 from veilmq.client.large.pointer import BEGINNING
-from veilmq.client.messages import Extension, Message, Received, Sent, Template
+from veilmq.client.messages import Extension, Message, Received, Sent, Stats, Template
 from veilmq.client.queue import Queue
 from veilmq.client.records import is_key
 from veilmq.client.unreadable import PAUSE_SECONDS, DeadLetters, keep
@@ -514,6 +515,29 @@ class TestStoreTrouble:
         assert set(lengths) == {asked}
         assert plain.receive(10) == [], "80 s later nobody else got one"
         queue.delete_batch([message.handle for message in came])
+
+    def test_a_server_that_does_not_tell_its_timeout_holds_up_no_extension(
+        self, embedded: EmbeddedClient, plain: Queue, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("veilmq.client.large.pointer.STATS_SECONDS_MAX", 0.01)
+        go = threading.Event()
+
+        class Hanging(Wrapping):
+            def stats(self) -> Stats:
+                assert go.wait(10)
+                return self.inner.stats()
+
+        class Slow(ObjectStore):
+            def get(self, key: str, start: int = 0, stop: int | None = None) -> bytes | None:
+                embedded.pass_time(20)
+                return super().get(key, start, stop)
+
+        queue = LargeMessageQueue(Hanging(plain), Slow(store.url), unreadable=keep, clock=embedded.clock)
+        queue.send_batch([LARGE] * 4)
+        came = queue.receive(10)
+        assert [message.receive_count for message in came] == [1] * 4
+        assert all(message.lease_end > embedded.clock.monotonic() for message in came)
+        go.set()
 
     def test_a_message_lost_meanwhile_is_not_given(
         self, embedded: EmbeddedClient, plain: Queue, store: ObjectStore

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.embedded import EmbeddedClient
 
-from veilmq.client.messages import Received
+from veilmq.client.messages import Received, Recommended
+from veilmq.client.queue import Queue
 from veilmq.client.timeouts import (
     AdaptiveTimeout,
     Costs,
@@ -20,6 +21,7 @@ from veilmq.client.timeouts import (
     ThresholdTimeout,
     plan_of,
 )
+from veilmq.client.wrapping import Wrapping
 from veilmq.estimate.survival import BUCKETS, GROWTH, bound_of, bucket_of
 from veilmq.model.commands import SuggestPlan
 from veilmq.model.errors import ParameterInvalid
@@ -288,17 +290,49 @@ class TestPublished:
         publish(embedded, "jobs", lease_us=100 * SECOND_US, by_type={"film": 900 * SECOND_US})
         assert plan.first_lease(message("film")) == 40  # not asked again yet
         embedded.pass_time(61)
+        plan.first_lease(message("film"))
+        plan._reader.join()
         assert [plan.first_lease(message(kind)) for kind in ("film", "other", None)] == [900, 100, 100]
         assert plan.next_lease(message("film"), 30) == 900
         found = queue.recommended()
         assert found is not None
         assert (found.lease, found.by_type, found.applied) == (100, {"film": 900}, False)
 
+    def test_a_read_that_hangs_holds_up_no_lease(self, embedded: EmbeddedClient) -> None:
+        embedded.account.create("jobs")
+        queue = SlowToRecommend(embedded.account.queue("jobs"))
+        plan = PublishedPlan(queue, default=40, margin=10, every=60, clock=embedded.clock)
+        publish(embedded, "jobs", lease_us=100 * SECOND_US)
+        queue.go.clear()
+        for _ in range(3):
+            embedded.pass_time(61)
+            assert plan.next_lease(message(), 0) == 40
+        assert queue.readers == [threading.main_thread(), plan._reader]  # one at a time
+        queue.go.set()
+        plan._reader.join()
+        assert plan.next_lease(message(), 0) == 100
+
     @for_each("wrong", [{"margin": 0}, {"margin": 40}, {"every": 0}])
     def test_what_cannot_work_is_refused(self, embedded: EmbeddedClient, wrong: dict[str, float]) -> None:
         embedded.account.create("jobs")
         with pytest.raises(ParameterInvalid):
             PublishedPlan(embedded.account.queue("jobs"), default=40, **wrong)  # type: ignore[arg-type]
+
+
+class SlowToRecommend(Wrapping):
+    """A queue that says what is recommended only while `go` is set. The main thread never waits."""
+
+    def __init__(self, inner: Queue) -> None:
+        super().__init__(inner)
+        self.go = threading.Event()
+        self.go.set()
+        self.readers: list[threading.Thread] = []
+
+    def recommended(self) -> Recommended | None:
+        self.readers.append(reader := threading.current_thread())
+        if reader is not threading.main_thread():
+            assert self.go.wait(20)
+        return super().recommended()
 
 
 def publish(client: EmbeddedClient, name: str, **plan: Any) -> None:

@@ -39,6 +39,7 @@ from veilmq.client.errors import ObjectDamaged, ObjectMissing, ObjectStoreFailed
 from veilmq.client.messages import AttributeValue, Extension, Message, Peeked, Received
 from veilmq.client.queue import Queue
 from veilmq.client.records import ObjectStore, is_key
+from veilmq.client.shared.threads import DaemonPool
 from veilmq.client.unreadable import PAUSE_SECONDS, Policy, give_back, log, set_aside
 from veilmq.model.errors import LeaseError, ParameterInvalid, ReceiptInvalid, VeilError
 
@@ -52,7 +53,7 @@ SHARED_BODY: Final = "body"
 BODY_BYTES_MAX: Final = 4_096
 """The longest pointer."""
 _SHA256: Final = re.compile(r"[0-9a-f]{64}\Z")
-_READER: Final = re.compile(r"[A-Za-z0-9._-]{1,120}\Z")
+READER: Final = re.compile(r"[A-Za-z0-9._-]{1,120}\Z")
 
 
 class PointerFormat(StrEnum):
@@ -122,7 +123,7 @@ def _own(message: Peeked, store: ObjectStore) -> Pointer:
         raise PointerRefused(message=message.id, reason="it has no size")
     if type(sha256) is not str or not _SHA256.match(sha256):
         raise PointerRefused(message=message.id, reason="it has no SHA-256")
-    if reader is not None and (type(reader) is not str or not _READER.match(reader)):
+    if reader is not None and (type(reader) is not str or not READER.match(reader)):
         raise PointerRefused(message=message.id, reason="its reader has no name")
     url = value.get("url")
     key = store.key_of(url) if type(url) is str else None
@@ -229,6 +230,9 @@ PIECE_BYTES: Final = 8 << 20
 USUAL_LEASE_SECONDS: Final = 30.0
 """The visibility timeout of a queue that does not tell its own: SQS's, MNS's and Azure's default."""
 
+STATS_SECONDS_MAX: Final = 5.0
+"""How long the extension of a lease waits for the queue's visibility timeout."""
+
 
 class _Waiting:
     """A message that is still to be read, or is done and waits for the others."""
@@ -250,6 +254,7 @@ class Fetcher:
         self._inner, self._store, self._form = inner, store, form
         self._body_bytes_max = body_bytes_max
         self._policy, self._clock = policy, clock
+        self._asking = DaemonPool(None, f"veilmq large {inner.name}")
 
     def received(self, came: list[Received], lease: float | None) -> list[Received]:
         """The messages with their bodies, without unreadable ones and those whose lease was lost meanwhile.
@@ -350,11 +355,13 @@ class Fetcher:
             raise PointerRefused(message=message, reason=f"its {size_bytes} bytes exceed {self._body_bytes_max}")
 
     def _usual_lease(self) -> float:
-        """The queue's visibility timeout."""
+        """The queue's visibility timeout. A server that hangs is not waited for: the leases must be extended."""
+        asked = self._asking.submit(self._inner.stats)
         try:
-            return self._inner.stats().visibility_timeout or USUAL_LEASE_SECONDS
-        except VeilError as error:
-            log.warning("queue %s: its visibility timeout is not known: %s", self._inner.name, error)
+            return asked.result(STATS_SECONDS_MAX).visibility_timeout or USUAL_LEASE_SECONDS
+        except (VeilError, TimeoutError) as error:
+            reason = str(error) or f"no answer in {STATS_SECONDS_MAX:g} s"
+            log.warning("queue %s: its visibility timeout is not known: %s", self._inner.name, reason)
             return USUAL_LEASE_SECONDS
 
     def _keep(self, waiting: list[_Waiting], lease: float | None, usual: Callable[[], float]) -> None:

@@ -9,9 +9,10 @@ cheapest schedule for the curve is computed and replaced as a whole, so readers 
 duplicates, margins grow until they stop. A type about which little is known uses the schedule of all types together.
 See docs/patterns/adaptive-timeout.md.
 
-Published (`PublishedPlan`): read at intervals through `Queue.recommended`, which both our adapters implement. Between
-two reads the last answer is used; where nothing was published, a steady heartbeat. A type's first lease is also the
-length of each extension: the pipeline chose it with renewals in mind.
+Published (`PublishedPlan`): read at intervals through `Queue.recommended`, which both our adapters implement. A thread
+of its own reads, so that a server that hangs holds up no extension; until it is done, the last answer is used. Where
+nothing was published, a steady heartbeat. A type's first lease is also the length of each extension: the pipeline chose
+it with renewals in mind.
 
 By a threshold (`ThresholdTimeout`): document 003's rule, unchanged. It counts the deletes that fail because the message
 was redelivered. When enough of them failed within a window, it raises the timeout and reports it to the senders. The
@@ -28,6 +29,7 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from typing import Final
 
@@ -256,6 +258,7 @@ class PublishedPlan:
         self._lock = threading.Lock()
         self._found = queue.recommended()
         self._asked = clock.monotonic()
+        self._reader = self._new_reader()
 
     @property
     def margin(self) -> float:
@@ -275,16 +278,22 @@ class PublishedPlan:
         return self.first_lease(message)
 
     def _current(self) -> Recommended | None:
+        """The last answer. If it is old, a thread reads the next one."""
         now = self._clock.monotonic()
         with self._lock:
-            if now - self._asked < self._every:
-                return self._found
-            self._asked = now
-        try:
-            self._found = self._queue.recommended()
-        except VeilError:
-            return self._found  # an old plan is better than none
+            if now - self._asked >= self._every and not self._reader.is_alive():
+                self._asked = now
+                self._reader = self._new_reader()
+                with suppress(RuntimeError):  # "can't start new thread": the machine has no more
+                    self._reader.start()
         return self._found
+
+    def _new_reader(self) -> threading.Thread:
+        return threading.Thread(target=self._read, name=f"veilmq plan {self._queue.name}", daemon=True)
+
+    def _read(self) -> None:
+        with suppress(VeilError):  # an old plan is better than none
+            self._found = self._queue.recommended()
 
 
 class ThresholdTimeout:
