@@ -1,5 +1,6 @@
 """Attributes between Python's values, SQS's texts and the JSON of logs: every number comes back as it went."""
 
+import math
 from decimal import Decimal
 from enum import IntEnum, StrEnum
 from typing import Any
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from tests.client.too_deep import TOO_DEEP
 
 from veilmq.client.messages import Message, from_text, hint_of, to_text, typed, untyped
+from veilmq.client.transaction.logbook import Form, decode, encode, new_entry
 from veilmq.model.errors import ParameterInvalid
 from veilmq.testing.client_contract import for_each
 
@@ -119,8 +121,23 @@ def test_a_message_kept_as_text_keeps_its_attributes() -> None:
     assert {name: type(back.attributes[name]) for name in given} == {name: type(given[name]) for name in given}
 
 
+def test_a_message_kept_as_text_may_live_for_ever() -> None:
+    endless = Message("x", ttl=math.inf)
+    assert from_text(to_text(endless)) == endless
+    entry = new_entry("t", Form.LOGGED, endless, None, 0.0, None)
+    assert decode(encode(entry)) == entry
+
+
 def test_what_cannot_be_sent_is_not_kept_either() -> None:
     with pytest.raises(ParameterInvalid, match=r"attributes\['on'\]"):
         to_text(Message("x", {"on": True}))
+    for field in ("delay", "ttl", "lease_hint"):
+        with pytest.raises(ParameterInvalid, match=field):
+            to_text(Message("x", **{field: math.nan if field == "ttl" else math.inf}))
+    for wrong in (
+        {"type": "\ud800"}, {"group": "\ud800"}, {"attributes": {"a": "\ud800"}}, {"attributes": {"\ud800": "a"}},
+    ):  # fmt: skip
+        with pytest.raises(ParameterInvalid, match=next(iter(wrong))):
+            to_text(Message("x", **wrong))
     assert from_text('{"body":"x","attributes":{"a":{"decimal":"nine"}}}') is None
     assert from_text(f'{{"body":"x","attributes":{{"a":{TOO_DEEP}}}}}') is None

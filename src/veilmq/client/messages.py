@@ -11,13 +11,14 @@ Guide, "Amazon SQS message metadata" and "message attribute data types".
 
 A whole message as JSON, for logs and tables that store it before it is sent: msgspec's encoding of `Message`, except
 for attributes that JSON and MessagePack cannot represent: bytes become base64, and Decimals and integers beyond 64 bits
-become text, each under a key that names its type. Writing refuses a message that cannot be sent. Reading checks the
-text; text of another origin gives None.
+become text, each under a key that names its type. An endless time to live is the largest float. Writing refuses a
+message that cannot be sent. Reading checks the text; text of another origin gives None.
 """
 
 import functools
 import math
 import re
+import sys
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping
 from decimal import Decimal
@@ -290,17 +291,33 @@ def size_bytes(attributes: Mapping[str, tuple[str, str | bytes]]) -> int:
 
 
 _BITS_MAX: Final = 63
+ENDLESS: Final = sys.float_info.max
+"""A time to live of math.inf, which JSON cannot write."""
 
 
 def plain(message: Message) -> Message:
-    """The message with attributes that JSON and MessagePack can represent. Raises ParameterInvalid for a value that no
-    queue can carry."""
-    return replace(message, attributes={name: _plain(name, value) for name, value in message.attributes.items()})
+    """The message as JSON and MessagePack can represent it. Raises ParameterInvalid for a value that no queue can
+    carry."""
+    for field in ("type", "group", "deduplication_id", "tag"):
+        _check_characters(field, getattr(message, field))
+    for field in ("delay", "ttl", "lease_hint"):
+        value = getattr(message, field)
+        if value is not None and not (math.isfinite(value) or (field == "ttl" and value == math.inf)):
+            raise ParameterInvalid(parameter=field, reason=f"must be a finite number of seconds, not {value}")
+    return replace(
+        message,
+        attributes={name: _plain(name, value) for name, value in message.attributes.items()},
+        ttl=ENDLESS if message.ttl == math.inf else message.ttl,
+    )
 
 
 def original(message: Message) -> Message:
     """The reverse of `plain`. Raises ValueError, KeyError, TypeError for a message that `plain` did not make."""
-    return replace(message, attributes={name: _original(value) for name, value in message.attributes.items()})
+    return replace(
+        message,
+        attributes={name: _original(value) for name, value in message.attributes.items()},
+        ttl=math.inf if message.ttl == ENDLESS else message.ttl,
+    )
 
 
 def to_text(message: Message) -> str:
@@ -316,8 +333,20 @@ def from_text(text: str) -> Message | None:
         return None
 
 
+def _check_characters(parameter: str, text: str | None) -> None:
+    try:
+        (text or "").encode()
+    except UnicodeEncodeError:
+        raise ParameterInvalid(
+            parameter=parameter, reason="has half of a surrogate pair, which is no character"
+        ) from None
+
+
 def _plain(name: str, value: AttributeValue) -> Any:
+    _check_characters(f"attributes[{name!r}]", name)
     kind, content = typed(name, value)
+    if isinstance(content, str):
+        _check_characters(f"attributes[{name!r}]", content)
     if isinstance(content, bytes):
         return {"base64": b64encode(content).decode()}
     if isinstance(value, Decimal):
