@@ -249,6 +249,14 @@ class TestWhatIsNotOurs:
             Cipher(Keys(KEY), ["A256GCM"], "orders", ()).decrypt(SECRET, "m")
         assert SECRET not in str(caught.value)
 
+    def test_a_copy_of_an_empty_body_says_so(self, plain: Queue, dead: Queue) -> None:
+        plain.send("x")
+        (message,) = plain.receive()
+        empty = msgspec.structs.replace(message, body="")  # as Azure's clients may send it
+        DeadLetters(dead)(plain, empty, Undecryptable(message=message.id, reason="no", key_id=None))
+        assert [letter.body for letter in dead.receive()] == ["(empty)"]
+        assert plain.stats().in_flight == 0
+
     def test_one_at_a_time_past_many(self, plain: Queue, dead: Queue, queue: EncryptedQueue) -> None:
         plain.send_batch(["plain"] * 50)
         queue.send("good")

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 from tests.support.embedded import EmbeddedClient
@@ -16,7 +17,7 @@ from tests.support.embedded import EmbeddedClient
 from veilmq.client.adapters.embedded import EmbeddedQueue
 from veilmq.client.errors import GapFound, QueueRecreated, ServiceError, StateInvalid, StorageHeld, TransportError
 from veilmq.client.messages import Extension, Message, Received, Sent, Template
-from veilmq.client.ordered import LocalFile, Ordered, OrderedQueue, OrderedReceiver, OrderedSender, run
+from veilmq.client.ordered import LocalFile, Ordered, OrderedQueue, OrderedReceiver, OrderedSender, _send_on, run
 from veilmq.client.queue import Capabilities, Queue
 from veilmq.client.unreadable import DeadLetters
 from veilmq.client.wrapping import Wrapping
@@ -896,6 +897,15 @@ def test_a_failing_handler_dead_letters_and_goes_on(place: Place) -> None:
 
     assert run(place.receiver(), handler, on_failure="dead-letter", dead_letters=dead, idle=0.01) == 3
     assert [message.body for message in dead.receive(10)] == ["2"]
+
+
+def test_an_empty_body_goes_on_to_a_queue_that_takes_none(place: Place) -> None:
+    place.embedded.account.create("dead")
+    dead = place.embedded.account.queue("dead")
+    place.sender().send("1")
+    (message,) = place.receiver().receive()
+    _send_on(dead, msgspec.structs.replace(message, body=""))
+    assert [message.body for message in dead.receive(10)] == ["(empty)"]
 
 
 def test_a_failing_handler_raises(place: Place) -> None:

@@ -163,6 +163,17 @@ class TestFailures:
         assert letter.attributes["veilmq.dead_letter.reason"] == "RuntimeError: line one line two"
         assert stage.nothing_left()
 
+    def test_a_message_with_an_empty_body_goes_there_too(self, stage: Stage) -> None:
+        dead = stage.make("dead")
+        stage.send_empty()
+
+        def handler(job: Any) -> None:
+            raise Reject(f"no order in {job.body!r}")
+
+        assert stage.work(handler, dead_letter_queue="dead", receives=1).outcomes == {"dead_lettered": 1}
+        (letter,) = dead.receive()
+        assert (letter.body, letter.attributes["veilmq.dead_letter.reason"]) == ("(empty)", "no order in ''")
+
     def test_what_killed_its_workers_is_not_started_again(self, stage: Stage) -> None:
         dead = stage.make("dead")
         stage.send("killer")

@@ -5,7 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from veilmq.client.adapters.embedded import EmbeddedAccount
+from veilmq.client.adapters.embedded.translation import digest, send_command
 from veilmq.client.messages import Message, Received, Template
 from veilmq.client.queue import Queue
 from veilmq.client.worker import Backoff, Counts, Worker
@@ -31,6 +34,12 @@ class Stage:
     def send(self, *bodies: str | Message) -> None:
         for answer in self.queue.send_batch(bodies):
             assert not isinstance(answer, Exception), answer
+
+    def send_empty(self) -> None:
+        """What an Azure client may send."""
+        queue: Any = self.queue
+        command = send_command(queue._key, queue._origin, "x", False)
+        queue._one(msgspec.structs.replace(command, body="", md5=digest(b""), size_bytes=0))
 
     def note(self, job: Any) -> None:
         with self.lock:

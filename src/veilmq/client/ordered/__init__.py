@@ -47,6 +47,7 @@ from veilmq.client.records.tables import (
     row_lock_of,
     table_name,
 )
+from veilmq.client.unreadable import body_of_copy
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid, VeilError
 from veilmq.model.messages import Failure
@@ -285,7 +286,7 @@ def _send_on(dead_letters: Queue, message: Ordered) -> None:
     can = dead_letters.capabilities
     dead_letters.send(
         Message(
-            message.body,
+            body_of_copy(message.body, can),
             attributes=message.attributes if can.attributes else {},
             type=message.type if can.attributes else None,
             group=(message.group or message.id) if can.native_fifo else None,

@@ -17,6 +17,7 @@ from typing import Any, Final
 from veilmq.client.clock import Clock, Stop
 from veilmq.client.messages import Message, Received
 from veilmq.client.queue import Queue
+from veilmq.client.unreadable import body_of_copy
 from veilmq.client.worker.guard import Superseded
 from veilmq.client.worker.job import Cause, Hand, HandlerFailed, Result, Verdict, of_error
 from veilmq.client.worker.metrics import Counts
@@ -70,7 +71,7 @@ class DeadLetters:
     def _message(self, received: Received, attributes: dict[str, Any]) -> Message:
         able = self.target.capabilities
         return Message(
-            body=received.body,
+            body=body_of_copy(received.body, able),
             attributes=attributes if able.attributes else {},
             type=received.type if able.attributes else None,
             priority=received.priority if able.priorities else None,
