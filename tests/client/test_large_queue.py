@@ -30,6 +30,7 @@ from veilmq.client.large.pointer import BEGINNING
 from veilmq.client.messages import Extension, Message, Received, Sent, Stats, Template
 from veilmq.client.queue import Queue
 from veilmq.client.records import is_key
+from veilmq.client.routed import RoutedQueue
 from veilmq.client.unreadable import PAUSE_SECONDS, DeadLetters, keep
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import (
@@ -381,6 +382,11 @@ def faulty(store: ObjectStore) -> Iterator[Faulty]:
     Faulty.failures = Faulty.calls = 0
     yield Faulty(store.url)
     Faulty.failures = 0
+
+
+def test_a_name_that_names_no_directory_is_refused_at_once(plain: Queue, store: ObjectStore) -> None:
+    with pytest.raises(ParameterInvalid, match="'all jobs' cannot be a directory"):
+        LargeMessageQueue(RoutedQueue({}, plain, name="all jobs"), store, unreadable=keep)
 
 
 class TestStoreTrouble:

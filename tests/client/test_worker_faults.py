@@ -432,6 +432,13 @@ def test_a_group_waits_for_its_message_that_cannot_be_held(embedded: EmbeddedCli
     assert queue.released == ["c", "b"], "one that is given back may be received at once"
 
 
+def test_a_routed_queue_with_a_name_of_its_own_is_worked_off(stage: Stage) -> None:
+    routed = RoutedQueue({"film": stage.make("films")}, stage.queue, name="all jobs")
+    routed.send_batch(["a", Message("b", type="film")])
+    assert stage.work(stage.note, routed).outcomes == {"done": 2}
+    assert sorted(stage.seen) == ["a", "b"]
+
+
 def test_only_groups_of_a_fifo_queue_are_lanes_beside_other_queues(stage: Stage) -> None:
     """Each queue's own; a standard queue's groups share its messages fairly, and have no order."""
     fifo, more = stage.make("work.fifo", fifo=True), stage.make("more.fifo", fifo=True)

@@ -96,6 +96,9 @@ class LargeMessageQueue(Wrapping):
         Raises ParameterInvalid, ModuleNotFoundError (without the extra `large`).
         """
         super().__init__(inner)
+        if not is_key(inner.name):
+            reason = f"its name {inner.name!r} cannot be a directory of the store: use A-Z a-z 0-9 . _ = @ + -"
+            raise ParameterInvalid(parameter="inner", reason=reason)
         checks.at_least(threshold_bytes, "threshold_bytes", 0)
         if checks.at_least(body_bytes_max, "body_bytes_max", 0) < inner.capabilities.body_bytes_max:
             reason = f"must be {inner.capabilities.body_bytes_max} at least, which the queue takes without a store"

@@ -25,6 +25,7 @@ from veilmq.client.clock import Clock, Stop
 from veilmq.client.keeper import LeaseKeeper
 from veilmq.client.messages import Received
 from veilmq.client.queue import Queue
+from veilmq.client.routed import RoutedQueue
 from veilmq.client.worker.job import Cause, Hand
 from veilmq.client.worker.metrics import Counts, Spans
 from veilmq.client.worker.options import (
@@ -257,12 +258,13 @@ def poll_of(queue: Queue) -> Queue:
     """A queue for polls that can be closed by itself, so that a stop ends an open poll; `queue` itself if there is
     none.
 
-    A pattern that changes what it receives must receive itself: then its queue is interrupted instead.
+    A pattern that changes what it receives, or has several queues, must receive itself: then its queue is interrupted
+    instead.
     """
     inner = queue
     while isinstance(inner, Wrapping) and type(inner).receive is Wrapping.receive:
         inner = inner.inner
-    if isinstance(inner, Wrapping):
+    if isinstance(inner, Wrapping | RoutedQueue):
         return queue
     fresh = inner.account.queue(inner.name)
     if type(fresh) is type(inner) and fresh is not inner:
