@@ -23,6 +23,7 @@ from veilmq.client.errors import TransportError
 from veilmq.client.messages import Message, Sent, Template
 from veilmq.client.outbox import ATTRIBUTE, Outbox, Relay, _Row
 from veilmq.client.queue import Capabilities, Queue
+from veilmq.client.routed import RoutedQueue
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import ParameterInvalid, QueueMissing, VeilError
 from veilmq.testing.client_contract import for_each
@@ -320,6 +321,59 @@ def test_rows_behind_those_of_a_dead_relay_wait_for_them(place: Place) -> None:
     place.embedded.pass_time(61)
     assert other.run_once() == 2
     assert place.bodies() == ["a1", "a2"]
+
+
+def test_a_group_that_waits_holds_up_no_other_one(place: Place) -> None:
+    place.embedded.account.create("orders.fifo", Template(fifo=True))
+    place.queue = place.embedded.account.queue("orders.fifo")
+    place.add(Message("a0", group="a"))
+    with pytest.raises(Died):
+        place.relay(Scripted(place.queue, dies)).run_once()
+    place.add(*[Message(f"a{number}", group="a") for number in range(1, 8)], Message("b", group="b"))
+    other = place.relay(batch=3)
+    assert other.run_once() == 1
+    assert place.bodies() == ["b"]
+    place.embedded.pass_time(61)
+    assert other.run_once() == 8
+    assert place.bodies() == [f"a{number}" for number in range(8)]
+
+
+def test_rows_that_cannot_be_sent_hold_up_no_others(place: Place) -> None:
+    account = place.embedded.account
+    account.create("films")
+    routed = RoutedQueue({"film": account.queue("films")}, place.queue)
+    account.delete("films")
+    place.add(*[Message(f"f{number}", type="film") for number in range(7)], "1", "2")
+    relay = place.relay(routed, batch=2)
+    for _ in range(4):
+        with pytest.raises(QueueMissing):
+            relay.run_once()
+    assert place.bodies() == ["1", "2"]
+    account.create("films")
+    assert relay.run_once() == 7
+    assert [message.body for message in account.queue("films").receive(10)] == [f"f{number}" for number in range(7)]
+
+
+def test_after_an_outage_the_oldest_goes_first(place: Place) -> None:
+    place.add(*"12345")
+    relay = place.relay(Scripted(place.queue, *[is_missing] * 6), batch=1)
+    for _ in range(3):
+        with pytest.raises(QueueMissing):
+            relay.run_once()
+    assert relay.run_once() == 5
+    assert place.bodies() == list("12345")
+
+
+def test_a_group_waits_for_a_row_that_is_passed_over(place: Place) -> None:
+    place.embedded.account.create("orders.fifo", Template(fifo=True))
+    place.queue = place.embedded.account.queue("orders.fifo")
+    place.add(*[Message(name, group=name[0]) for name in ("a1", "a2", "a3", "b1", "a4", "b2")])
+    relay = place.relay(Native(place.queue, ["a1"]), batch=2)
+    with pytest.raises(TransportError):
+        relay.run_once()
+    assert place.bodies() == ["b1", "b2"]
+    assert relay.run_once() == 4
+    assert place.bodies() == ["a1", "a2", "a3", "a4"]
 
 
 def test_a_relay_that_was_too_slow_lets_nothing_go_that_another_one_holds(place: Place) -> None:

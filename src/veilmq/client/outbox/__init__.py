@@ -37,6 +37,8 @@ _FREE: Final = "{unsent} AND failure IS NULL AND (holder IS NULL OR held_until <
 _TRIES: Final = 3
 _HELD_MAX: Final = 10_000
 """Rows that others hold at a time, at most: some hundred relays' batches."""
+_LOOKS_MAX: Final = 100
+"""Batches of rows that all must wait, before the relay looks no further."""
 
 Found = TypeVar("Found")
 
@@ -146,6 +148,8 @@ class Relay(Closing, Anew):
     def _begin(self) -> None:
         self._connection.leave()
         self._holder = secrets.token_hex(16)
+        self._past = 0
+        """Up to this position, all batches failed as a whole when they were last tried."""
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._closing = False
@@ -160,21 +164,34 @@ class Relay(Closing, Anew):
         """Send all committed rows that no other relay holds; return how many were sent.
 
         Rows that the queue refuses permanently are marked with the reason and not tried again. Stops at the first
-        temporary error and raises it, and what the driver raises; rows sent before that are marked.
+        temporary error and raises it, and what the driver raises; rows sent before that are marked. If nothing of a
+        batch could be sent, the rows behind it are tried first: another batch each time, until one can be sent.
         """
         return self._work_off(lambda: False)
 
     def _work_off(self, ends: Callable[[], bool]) -> int:
         """Work until nothing is left or `ends` returns True."""
-        sent = 0
+        sent = after = 0
+        failed: VeilError | None = None
         with self._alone():
-            while not ends() and (rows := self._take()):
+            while not ends():
+                if not (rows := self._take(after)):
+                    self._past = 0
+                    break
                 results = self._send(rows)
                 self._mark(rows, results)
-                sent += sum(isinstance(result, Sent) for result in results)
-                for result in results:
-                    if isinstance(result, VeilError) and not _hopeless(result):
-                        raise result
+                done = sum(isinstance(result, Sent) for result in results)
+                sent += done
+                error = next((each for each in results if isinstance(each, VeilError) and not _hopeless(each)), None)
+                if error is None:
+                    continue
+                if done or failed is not None:
+                    if not done:
+                        self._past = rows[-1].position
+                    raise failed or error
+                failed, after = error, max(self._past, rows[-1].position)
+            if failed is not None:
+                raise failed
         return sent
 
     def failures(self, count_max: int = 100) -> list[Failure]:
@@ -245,15 +262,9 @@ class Relay(Closing, Anew):
             self._wake.wait(min(self._check_every, threading.TIMEOUT_MAX))
             self._wake.clear()
 
-    def _take(self) -> list[_Row]:
-        """Hold the next rows; fewer if other relays hold some of them."""
+    def _take(self, after: int = 0) -> list[_Row]:
+        """Hold the next rows behind this position; fewer if other relays hold some of them."""
         table = self._outbox.table
-
-        def look(cursor: Any) -> list[_Row]:
-            free = _FREE.format(unsent="sent IS NULL", now=self._now())
-            select = f"SELECT position, id, message FROM {table} WHERE {free} ORDER BY position LIMIT {self._batch:d}"
-            rows = [_Row(*row) for row in self._outbox.run(cursor, select).fetchall()]
-            return self._in_order(cursor, rows) if rows and self._queue.capabilities.native_fifo else rows
 
         def hold(cursor: Any) -> list[_Row]:
             now = self._now()
@@ -275,21 +286,52 @@ class Relay(Closing, Anew):
             return mine
 
         # Two transactions: under a strict isolation level, what the first one saw would block the update.
-        found = self._tried(look)
+        found = self._tried(lambda cursor: self._look(cursor, after))
         return self._tried(hold) if found else []
 
-    def _in_order(self, cursor: Any, rows: list[_Row]) -> list[_Row]:
-        """Without the rows that come behind a row of their group that somebody holds: a relay that sends it, died, or
-        could not mark what it sent."""
+    def _look(self, cursor: Any, passed: int) -> list[_Row]:
+        """The next rows that may be sent, behind those that are passed over. Looks on while there are only rows that
+        must wait."""
+        free = _FREE.format(unsent="sent IS NULL", now=self._now())
+        select = (
+            f"SELECT position, id, message FROM {self._outbox.table} WHERE {free} AND position > ? ORDER BY position"
+            f" LIMIT {self._batch:d}"
+        )
+        after = passed
+        waiting: set[str | None] = set()
+        fifo = self._queue.capabilities.native_fifo
+        for _ in range(_LOOKS_MAX):
+            rows = [_Row(*row) for row in self._outbox.run(cursor, select, (after,)).fetchall()]
+            found = (
+                self._in_order(cursor, rows, passed, waiting) if rows and self._queue.capabilities.native_fifo else rows
+            )
+            if found or len(rows) < self._batch:
+                return found
+            after = rows[-1].position
+        return []
+
+    def _in_order(self, cursor: Any, rows: list[_Row], passed: int, waiting: set[str | None]) -> list[_Row]:
+        """Without the rows whose group is `waiting`, or that come behind a row of their group that is passed over, or
+        that somebody holds: a relay that sends it, died, or could not mark what it sent. Their groups are added to
+        `waiting`."""
         select = (
             f"SELECT position, id, message FROM {self._outbox.table} WHERE sent IS NULL AND failure IS NULL AND"
-            f" holder IS NOT NULL AND held_until >= {self._now()} AND position < ? ORDER BY position LIMIT {_HELD_MAX}"
+            f" (position <= ? OR (holder IS NOT NULL AND held_until >= {self._now()})) AND position < ?"
+            f" ORDER BY position LIMIT {_HELD_MAX}"
         )
-        held = [_Row(*row) for row in self._outbox.run(cursor, select, (rows[-1].position,)).fetchall()]
+        before = [_Row(*row) for row in self._outbox.run(cursor, select, (passed, rows[-1].position)).fetchall()]
+        if len(before) == _HELD_MAX and before[-1].position <= passed:
+            return []  # so many are passed over that nobody knows whose groups wait
         first: dict[str | None, int] = {
-            group: row.position for row in reversed(held) if (group := row.group) is not None
+            group: row.position for row in reversed(before) if (group := row.group) is not None
         }
-        return [row for row in rows if first.get(row.group, row.position) >= row.position] if first else rows
+        found = []
+        for row in rows:
+            if row.group in waiting or first.get(row.group, row.position) < row.position:
+                waiting.add(row.group)
+            else:
+                found.append(row)
+        return found
 
     def _tried(self, work: Callable[[Any], Found]) -> Found:
         """Run `work` in a transaction, and retry after a driver's error: a deadlock, a concurrent change, a lost
