@@ -4,7 +4,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,13 @@ import boto3
 import pytest
 
 import veilmq
+from veilmq.client.adapters.azure import AzureQueue
+from veilmq.client.adapters.cloud import EXTEND_SECONDS
 from veilmq.client.adapters.connect import OPENERS, SCHEMES, connect, connect_account
 from veilmq.client.adapters.embedded import EmbeddedAccount
+from veilmq.client.adapters.mns import MnsQueue
+from veilmq.client.adapters.mns.calls import TIMEOUT_SECONDS
+from veilmq.client.adapters.sqs import SqsQueue
 from veilmq.client.errors import ServiceError, TransportError
 from veilmq.client.messages import Template
 from veilmq.client.queue import Queue
@@ -337,3 +343,50 @@ class TestManyAccountsOfSqs:
             monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
             found += [key_of("sqs://127.0.0.1:1/?tls=0"), key_of(f"sqs://own-{key}:secret@127.0.0.1:1/?tls=0")]
         assert found == ["first", "own-first", "second", "own-second"]
+
+
+def over_sqs(account: Any) -> Queue:
+    return SqsQueue(account, account._calls, "jobs", f"{account.client.meta.endpoint_url}/000000000000/jobs")
+
+
+def over_azure(account: Any) -> Queue:
+    return AzureQueue(account, account.client.get_queue_client("jobs"))
+
+
+def over_mns(account: Any) -> Queue:
+    return MnsQueue(account, "jobs")
+
+
+@pytest.mark.parametrize(
+    ("url", "made", "place"),
+    [
+        ("sqs://k:s@127.0.0.1:{}/?tls=0&retries=0", over_sqs, "sqs.calls"),
+        ("azure://127.0.0.1:{}/devstoreaccount1/?tls=0&retries=0", over_azure, "azure"),
+        ("mns://k:s@127.0.0.1:{}/?retries=0", over_mns, "mns.calls"),
+    ],
+    ids=["sqs", "azure", "mns"],
+)
+def test_an_extension_leaves_time_for_another_one(
+    url: str, made: Callable[[Any], Queue], place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over a connection that swallowed it a keeper lost the lease: the SDKs wait for a minute."""
+    monkeypatch.setattr(f"veilmq.client.adapters.{place}.EXTEND_SECONDS", 0.2)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        connect_account(url.format(silent.getsockname()[1])) as account,
+    ):
+        queue, began = made(account), time.monotonic()
+        with pytest.raises(TransportError) as unanswered:
+            queue.extend("00000000-0000-0000-0000-000000000000:r" if place == "azure" else "handle", 30)
+        assert unanswered.value.may_have_happened
+        assert time.monotonic() - began < 10
+
+
+def test_after_an_extension_over_mns_a_poll_may_wait_again() -> None:
+    account: Any = connect_account("mns://k:s@127.0.0.1:1/")
+    with socket.create_server(("127.0.0.1", 0)) as server, account:
+        mine = account.clients._taken()
+        mine.connection.sock = socket.create_connection(server.getsockname())
+        for seconds in (EXTEND_SECONDS, TIMEOUT_SECONDS):
+            mine.wait_at_most(seconds)
+            assert mine.connection.sock.gettimeout() == seconds

@@ -62,6 +62,9 @@ log = logging.getLogger("veilmq.client")
 
 BELIEVED_SECONDS: Final = 60.0
 """How long the settings that a queue reported are cached."""
+EXTEND_SECONDS: Final = 8.0
+"""How long an extension waits for its answer. A keeper has half of a lease to extend it, 15 s by default: it needs time
+for a second try on another connection."""
 
 Value = TypeVar("Value")
 Opened = TypeVar("Opened", bound="CloudQueue[Any]")

@@ -327,13 +327,14 @@ def _veil(address: Address) -> Account:
 
 
 def _sqs(address: Address) -> Account:
-    from veilmq.client.adapters.sqs import SqsAccount, new_client
+    from veilmq.client.adapters.sqs import SqsAccount, new_clients
 
     endpoint = None if address.host is None else _endpoint(address, tls=address.tls is not False)
     # With an endpoint of the caller's own there is no region to look up; a VeilMQ server shows its queues in this one.
     default_region = None if address.host is None else HOME_REGION_DEFAULT
-    client = new_client(endpoint, address.key, address.secret, address.region, default_region, address.retries)
-    return SqsAccount(client, owner=address.account, owns_client=True)
+    given = address.key, address.secret, address.region, default_region, address.retries
+    client, extending = new_clients(endpoint, *given)
+    return SqsAccount(client, owner=address.account, owns_client=True, extending=extending)
 
 
 def _azure(address: Address, unreadable: Policy) -> Account:

@@ -302,9 +302,7 @@ class Relay(Closing, Anew):
         fifo = self._queue.capabilities.native_fifo
         for _ in range(_LOOKS_MAX):
             rows = [_Row(*row) for row in self._outbox.run(cursor, select, (after,)).fetchall()]
-            found = (
-                self._in_order(cursor, rows, passed, waiting) if rows and self._queue.capabilities.native_fifo else rows
-            )
+            found = self._in_order(cursor, rows, passed, waiting) if rows and fifo else rows
             if found or len(rows) < self._batch:
                 return found
             after = rows[-1].position

@@ -45,6 +45,7 @@ from veilmq.client.adapters.azure.calls import (
     received_of,
 )
 from veilmq.client.adapters.cloud import (
+    EXTEND_SECONDS,
     Cached,
     CloudAccount,
     CloudQueue,
@@ -289,7 +290,7 @@ class AzureQueue(CloudQueue["AzureAccount"]):
         updated = self._call(
             self.client.update_message, names={"visibilitytimeout": "lease"}, size_bytes=size_bytes, message=message_id,
             pop_receipt=receipt, content=content, visibility_timeout=seconds, raw_request_hook=keep_line_ends,
-            headers=headers,
+            headers=headers, **self._account.extend_timeouts,
         )  # fmt: skip
         return handle_of(message_id, updated.pop_receipt)
 
@@ -356,13 +357,16 @@ class AzureAccount(CloudAccount):
     ) -> None:  # fmt: skip
         """base64: send bodies in base64, as SDKs of other languages and Azure Functions do; the default sends them
         unchanged. unreadable: with base64, the policy for received bodies that are not base64. owns_client: close the
-        client too."""
+        client too, and let Update Message wait for at most EXTEND_SECONDS, in place of the client's own timeouts."""
         super().__init__()
         self.client = client
         self.base64 = base64
         self.unreadable = unreadable
         self.singly = Singly("azure")
         self.under_way = UnderWay(client.close if owns_client else _nothing)
+        self.extend_timeouts = (
+            {"connection_timeout": EXTEND_SECONDS, "read_timeout": EXTEND_SECONDS} if owns_client else {}
+        )
         self._clock = clock
 
     def queue(self, name: str) -> AzureQueue:

@@ -45,7 +45,7 @@ from mns.mns_exception import (  # type: ignore[import-untyped]
 from mns.mns_http import MNSHTTPConnection, MNSHTTPSConnection  # type: ignore[import-untyped]
 from mns.mns_request import SendMessageRequest, SendMessageRequestEntry  # type: ignore[import-untyped]
 
-from veilmq.client.adapters.cloud import client_name, encode_base64
+from veilmq.client.adapters.cloud import EXTEND_SECONDS, client_name, encode_base64
 from veilmq.client.adapters.service_errors import Refusal, error_in
 from veilmq.client.errors import TransportError, advised
 from veilmq.client.messages import LEASE_HINT_ATTRIBUTE, AttributeValue, Message, Peeked, Received, hint_of, untyped
@@ -121,8 +121,11 @@ _TABLE: Final[dict[str, Callable[[Refusal], VeilError]]] = {
 }
 
 
-TIMEOUT_SECONDS: Final = 60
-"""Of a connection; longer than any wait. The SDK itself has none for TLS."""
+TIMEOUT_SECONDS: Final = 60.0
+"""Of every other call; longer than any wait. The SDK itself has none for TLS."""
+
+
+_EXTEND: Final = "change_message_visibility"
 
 
 class BatchRefused(Exception):
@@ -181,7 +184,6 @@ class _ThreadClient(OfProcess):
     def __init__(self, url: str, credentials: Any, retries: bool) -> None:
         self.client = _Client(url, credentials_provider=credentials)
         self.connection: Any = (_Tls if self.client.is_https else _Plain)(self.client.host)
-        self.connection.timeout = TIMEOUT_SECONDS
         self.connection.repeated = retries
         self.client.http.conn = self.connection
         self.lock = threading.Lock()
@@ -199,6 +201,12 @@ class _ThreadClient(OfProcess):
         look.register(sock, select.POLLIN)
         if look.poll(0):
             self.connection.close()
+
+    def wait_at_most(self, seconds: float) -> None:
+        """The timeout of the next call."""
+        self.connection.timeout = self.connection.connection_timeout = seconds  # of TLS, and of a plain connection
+        if self.connection.sock is not None:
+            self.connection.sock.settimeout(seconds)
 
     def close(self) -> None:
         """Close at once, or when the call in progress ends."""
@@ -252,6 +260,7 @@ class ThreadClients:
         try:
             with mine.lock:
                 mine.drop_ended()
+                mine.wait_at_most(EXTEND_SECONDS if method == _EXTEND else TIMEOUT_SECONDS)
                 mine.connection.went_out = False
                 mine.client.report = None if report is None else write_header(report.reported, report.failure)
                 getattr(mine.client, method)(request, response)

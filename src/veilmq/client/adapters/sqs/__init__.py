@@ -23,7 +23,7 @@ from veilmq.client.adapters.cloud import (
     creation_attributes,
     names_on_pages,
 )
-from veilmq.client.adapters.sqs.calls import Calls, Entry, entry_error, entry_of, member, new_client, received_of
+from veilmq.client.adapters.sqs.calls import Calls, Entry, entry_error, entry_of, member, new_clients, received_of
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.errors import entry_unanswered, may_have_happened
 from veilmq.client.messages import Extension, Message, Peeked, Received, Sent, Stats, Template
@@ -33,7 +33,7 @@ from veilmq.model.errors import CapabilityMissing, ParameterInvalid, QueueMissin
 from veilmq.model.messages import WORKING, Failure, Report, report_of
 from veilmq.model.settings.queue import FIFO_SUFFIX
 
-__all__ = ["SqsAccount", "SqsQueue", "new_client"]
+__all__ = ["SqsAccount", "SqsQueue", "new_clients"]
 
 ENTRIES_MAX: Final = 10
 REQUEST_BYTES_MAX: Final = 1_048_576
@@ -239,7 +239,10 @@ class SqsQueue(CloudQueue["SqsAccount"]):
 
     def _call(self, method: str, *, size_bytes: int = 0, **given: Any) -> dict[str, Any]:
         self._check_open()
-        return self._calls.call(method, self._name, size_bytes=size_bytes, QueueUrl=self.url, **given)
+        return self._calls_for(method).call(method, self._name, size_bytes=size_bytes, QueueUrl=self.url, **given)
+
+    def _calls_for(self, method: str) -> Calls:
+        return self._account.extending if method.startswith("change_message_visibility") else self._calls
 
     def _entries(
         self, method: str, given: Sequence[Given], make: Callable[[Given], dict[str, Any]]
@@ -259,7 +262,8 @@ class SqsQueue(CloudQueue["SqsAccount"]):
     ) -> list[Any]:  # fmt: skip
         """One batch request of at most ten entries: for each entry, in order, `read` of its result, or its error."""
         numbered = [{"Id": str(number), **entry} for number, entry in enumerate(entries)]
-        answer = self._calls.call(method, self._name, size_bytes=sum(sizes), QueueUrl=self.url, Entries=numbered)
+        calls = self._calls_for(method)
+        answer = calls.call(method, self._name, size_bytes=sum(sizes), QueueUrl=self.url, Entries=numbered)
         # An entry that is missing in the answer may have been done.
         results: list[Any] = [entry_unanswered() for _ in entries]
         places = {entry["Id"]: place for place, entry in enumerate(numbered)}
@@ -300,16 +304,23 @@ class SqsAccount(CloudAccount):
     """An `Account` over a boto3 SQS client (`boto3.client("sqs", ...)`), which keeps its own retries and timeouts."""
 
     def __init__(
-        self, client: Any, *, owner: str | None = None, owns_client: bool = False, clock: Clock = SYSTEM
+        self,
+        client: Any,
+        *,
+        owner: str | None = None,
+        owns_client: bool = False,
+        extending: Any = None,
+        clock: Clock = SYSTEM,
     ) -> None:
-        """`owner`: 12 digits, the account that owns the queues, if not the caller's. `owns_client`: close the client
-        too."""
+        """`owner`: 12 digits, the account that owns the queues, if not the caller's. `extending`: another client, for
+        ChangeMessageVisibility; None: the same. `owns_client`: close the clients too."""
         super().__init__()
         self.client = client
         self._owner = owner
         self._owns_client = owns_client
         self._clock = clock
         self._calls = Calls(client)
+        self.extending = self._calls if extending is None else Calls(extending)
 
     def queue(self, name: str) -> SqsQueue:
         """An existing queue. Raises QueueMissing."""
@@ -355,11 +366,12 @@ class SqsAccount(CloudAccount):
         return attributes, self._calls.call("list_queue_tags", name, QueueUrl=url).get("Tags", {})
 
     def close(self) -> None:
-        """Close the queues; also the client if we own it."""
+        """Close the queues; also the clients if we own them."""
         self._close_queues()
-        self._calls.close()
-        if self._owns_client:
-            self.client.close()
+        for calls in {self._calls, self.extending}:
+            calls.close()
+            if self._owns_client:
+                calls.client.close()
 
     def arn(self, name: str) -> str:
         """The queue's ARN. Raises QueueMissing."""

@@ -36,7 +36,7 @@ from botocore.exceptions import ConnectionError as BotoConnectionError
 from botocore.parsers import ResponseParserError  # type: ignore[import-untyped]
 from botocore.session import Session  # type: ignore[import-untyped]
 
-from veilmq.client.adapters.cloud import client_name, is_here
+from veilmq.client.adapters.cloud import EXTEND_SECONDS, client_name, is_here
 from veilmq.client.adapters.service_errors import Refusal, error_of
 from veilmq.client.errors import STRANGE, ServiceError, TransportError, advised, strange_answer
 from veilmq.client.messages import LEASE_HINT_ATTRIBUTE, Message, Received, hint_of, untyped
@@ -52,12 +52,13 @@ _loaders: Final[list[Any]] = []
 """Process-wide: empty before the first session; then the loader that caches the files which botocore has read."""
 
 
-def new_client(
+def new_clients(
     endpoint: str | None, key: str | None, secret: str | None, region: str | None, region_default: str | None,
     retries: bool = True,
-) -> Any:  # fmt: skip
-    """A boto3 client; what is None comes from boto3's own configuration. region_default: where that has no region.
-    retries: as boto3 is configured; else none.
+) -> tuple[Any, Any]:  # fmt: skip
+    """A boto3 client, and one for extensions, whose answers must come within EXTEND_SECONDS: botocore has no timeout of
+    a call. What is None comes from boto3's own configuration. region_default: where that has no region. retries: as
+    boto3 is configured; else none.
 
     Raises ParameterInvalid("url").
     """
@@ -66,13 +67,18 @@ def new_client(
         retries=None if retries else {"total_max_attempts": 1},
         proxies={} if is_here(endpoint) else None,
     )
+    short = named.merge(Config(connect_timeout=EXTEND_SECONDS, read_timeout=EXTEND_SECONDS))
     try:
         session = _botocore_session()
         region = region or session.get_config_variable("region") or region_default
-        return session.create_client(
-            "sqs", region_name=region, config=named, endpoint_url=endpoint, aws_access_key_id=key,
-            aws_secret_access_key=secret,
+        client, extending = (
+            session.create_client(
+                "sqs", region_name=region, config=config, endpoint_url=endpoint, aws_access_key_id=key,
+                aws_secret_access_key=secret,
+            )
+            for config in (named, short)
         )  # fmt: skip
+        return client, extending
     except (BotoCoreError, ValueError) as error:
         raise ParameterInvalid(parameter="url", reason=f"boto3 does not take it: {type(error).__name__}") from error
 

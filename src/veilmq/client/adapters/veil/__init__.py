@@ -13,7 +13,7 @@ import ssl
 from collections.abc import Hashable, Sequence
 from typing import Final
 
-from veilmq.client.adapters.cloud import CloudAccount, CloudQueue, creation_attributes, names_on_pages
+from veilmq.client.adapters.cloud import EXTEND_SECONDS, CloudAccount, CloudQueue, creation_attributes, names_on_pages
 from veilmq.client.adapters.veil.calls import (
     Calls,
     Operation,
@@ -43,8 +43,6 @@ __all__ = ["VeilAccount", "VeilQueue"]
 
 _SEND: Final = operation("VeilMQ.Send", veil.SendResult, repeatable=False)
 _RECEIVE: Final = operation("VeilMQ.Receive", veil.MessagesResult, repeatable=False, brings_leases=True)
-EXTEND_SECONDS: Final = 8.0
-"""A keeper has half of a lease to extend it, 15 s by default: it needs time for a second try on another connection."""
 _EXTEND: Final = operation("VeilMQ.Extend", veil.FailuresResult, repeatable=True, seconds_max=EXTEND_SECONDS)
 _DELETE: Final = operation("VeilMQ.Delete", veil.FailuresResult, repeatable=True)
 _PEEK: Final = operation("VeilMQ.Peek", veil.MessagesResult, repeatable=True)
