@@ -4,6 +4,7 @@ import contextlib
 import json
 import multiprocessing
 import os
+import resource
 import signal
 import sqlite3
 import threading
@@ -206,6 +207,21 @@ def test_a_dead_holder_is_followed_at_once(
     child.join()
     storage.acquire()
     assert storage.load() == b"[7]"
+
+
+def test_a_full_disk_leaves_no_lock_behind(tmp_path: Path) -> None:
+    storage = LocalFile(tmp_path / "numbers")
+
+    def work() -> bool:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+        with pytest.raises(OSError, match="File too large"):
+            storage.acquire()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        storage.acquire()
+        return True
+
+    assert code_of(in_child(work)) == 0
 
 
 def test_a_forked_child_may_not_write_the_file(tmp_path: Path) -> None:

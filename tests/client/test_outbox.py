@@ -19,11 +19,13 @@ from tests.client.numeric_driver import Numeric
 from tests.client.test_forked import code_of, in_child
 from tests.support.embedded import EmbeddedClient
 
+from veilmq.client.encrypted import EncryptedQueue, KeyFile, add_key, new_key
 from veilmq.client.errors import TransportError
 from veilmq.client.messages import Message, Sent, Template
 from veilmq.client.outbox import ATTRIBUTE, Outbox, Relay, _Row
 from veilmq.client.queue import Capabilities, Queue
 from veilmq.client.routed import RoutedQueue
+from veilmq.client.unreadable import keep
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import ParameterInvalid, QueueMissing, VeilError
 from veilmq.testing.client_contract import for_each
@@ -297,6 +299,19 @@ def test_a_message_that_is_refused_is_marked_and_blocks_nobody(place: Place) -> 
     assert len(relay.failures()) == 2
 
 
+def test_a_key_that_is_not_allowed_is_no_fault_of_a_row(place: Place, tmp_path: Path) -> None:
+    add_key(tmp_path / "keys.json", new_key())
+    queue = EncryptedQueue(place.queue, KeyFile(tmp_path / "keys.json"), unreadable=keep)
+    add_key(tmp_path / "keys.json", new_key("A128GCM"))
+    place.add("1")
+    relay = place.relay(queue)
+    with pytest.raises(ParameterInvalid, match="keys"):
+        relay.run_once()
+    assert relay.failures() == []
+    add_key(tmp_path / "keys.json", new_key())
+    assert relay.run_once() == 1
+
+
 def test_rows_of_a_dead_relay_are_taken_over(place: Place) -> None:
     place.add("1", "2")
     with pytest.raises(Died):
@@ -497,6 +512,7 @@ def test_the_drivers_paramstyle_is_used(place: Place, paramstyle: str | None) ->
         (lambda place: add_as("other", place), "paramstyle"),
         (lambda place: place.add(Message(b"1")), "body"),
         (lambda place: place.add("1", deduplication_id="x" * 121), "deduplication_id"),
+        (lambda place: place.add("1", deduplication_id="order 7\x01"), "deduplication_id"),
         (lambda place: place.relay(batch=0), "batch"),
         (lambda place: place.relay(hold=0), "hold"),
         (lambda place: place.relay(check_every=-1), "check_every"),

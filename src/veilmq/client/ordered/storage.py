@@ -89,10 +89,14 @@ class LocalFile(OfProcess):
             holder = os.pread(lock, 100, 0).decode(errors="replace").strip()
             os.close(lock)
             raise StorageHeld(storage=str(self), holder=holder or "another process") from None
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, f"pid {os.getpid()}\n".encode(), 0)
         self._lock = lock
         self._pid = self._this()
+        try:
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, f"pid {os.getpid()}\n".encode(), 0)
+        except BaseException:  # the disk is full
+            self.release()
+            raise
 
     def release(self) -> None:
         """See `LockedStorage.release`. Does nothing in a forked child."""

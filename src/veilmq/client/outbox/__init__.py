@@ -24,6 +24,7 @@ from veilmq.client.shared import checks
 from veilmq.client.shared.checks import as_message, attributes_room, text_bytes
 from veilmq.client.shared.threads import Anew, Closing
 from veilmq.model.errors import CapabilityMissing, MessageTooLarge, ParameterInvalid, VeilError
+from veilmq.model.messages import first_forbidden_character
 
 ATTRIBUTE: Final = "veilmq.outbox"
 """The row's id, on the message: an idempotency key for consumers."""
@@ -84,6 +85,8 @@ class Outbox:
         if len(identity) > ID_CHARACTERS_MAX:
             reason = f"must have at most {ID_CHARACTERS_MAX} characters"
             raise ParameterInvalid(parameter="deduplication_id", reason=reason)
+        if first_forbidden_character(identity) is not None:
+            raise ParameterInvalid(parameter="deduplication_id", reason="has a character that is not allowed in XML")
         statement = f"INSERT INTO {self.table} (id, message) VALUES (?, ?)"
         self.run(cursor, statement, (identity, to_text(replace(whole, deduplication_id=None))))
         return identity
@@ -404,5 +407,7 @@ class Relay(Closing, Anew):
 
 
 def _hopeless(error: VeilError) -> bool:
-    """Whether this message can never be sent, whatever happens to the queue."""
+    """Whether this message can never be sent, whatever happens to the queue, and to the keys of one that encrypts."""
+    if isinstance(error, ParameterInvalid) and error.parameter == "keys":
+        return False
     return isinstance(error, ParameterInvalid | MessageTooLarge | CapabilityMissing)
