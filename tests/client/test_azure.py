@@ -227,11 +227,13 @@ class TestSettings:
             (Template(visibility_timeout=1.5), "visibility_timeout"),
             (Template(delay=math.inf), "delay"),
             (Template(retention=math.nan), "retention"),
+            (Template(delay="5"), "delay"),  # type: ignore[arg-type]
             (Template(message_bytes_max=65_537), "message_bytes_max"),
             (Template(tags={"a-b": "c"}), "tags"),
             (Template(tags={"veilmq_delay": "c"}), "tags"),
             (Template(tags={"a": "é"}), "tags"),
             (Template(tags={"a": ""}), "tags"),
+            (Template(tags={"a": 1}), "tags"),  # type: ignore[dict-item]
         ],
     )
     def test_settings_that_cannot_be(self, account: AzureAccount, template: Template, parameter: str) -> None:

@@ -165,6 +165,12 @@ class TestShared:
         self.publish(store, queues, f"{fits}x")
         assert len(keys(store, "topic=news")) == 4
 
+    @pytest.mark.parametrize("reader", ["team@eu", "a/b", "a b", "x" * 121])
+    def test_a_reader_whose_pointer_no_consumer_would_follow_is_refused(self, store: ObjectStore, reader: str) -> None:
+        with pytest.raises(ParameterInvalid, match="subscriptions"):
+            SharedBodies(store, "news")(LARGE, ["a", reader])
+        assert keys(store, "topic=news") == []
+
     def test_one_that_never_deletes_is_swept(
         self, embedded: EmbeddedClient, queues: list[Queue], store: ObjectStore
     ) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -897,6 +898,30 @@ def test_a_failing_handler_dead_letters_and_goes_on(place: Place) -> None:
 
     assert run(place.receiver(), handler, on_failure="dead-letter", dead_letters=dead, idle=0.01) == 3
     assert [message.body for message in dead.receive(10)] == ["2"]
+
+
+@pytest.mark.parametrize("seconds", [math.nan, math.inf, -1, "x"])
+def test_a_hand_out_is_changed_by_a_duration_alone(place: Place, seconds: Any) -> None:
+    place.sender().send("1")
+    receiver = place.receiver()
+    (message,) = receiver.receive(lease=10)
+    for change in (receiver.extend, receiver.release):
+        with pytest.raises(ParameterInvalid):
+            change(message.handle, seconds)
+    place.embedded.pass_time(11)
+    assert [each.body for each in receiver.receive()] == ["1"]
+
+
+def test_what_is_no_handle_is_that_entry_s_error(place: Place) -> None:
+    place.sender().send("1")
+    queue = OrderedQueue(place.queue, receive_storage=LocalFile(place.directory / "receive"), clock=place.clock)
+    (message,) = queue.receive()
+    for handle in (7, f"1.{'9' * 5_000}.1"):
+        with pytest.raises(ReceiptInvalid):
+            queue.delete(handle)  # type: ignore[arg-type]
+    results = queue.extend_batch(["x", Extension(message.handle, 10)])  # type: ignore[list-item]
+    assert [type(each) for each in results] == [ParameterInvalid, str]
+    queue.close()
 
 
 def test_an_empty_body_goes_on_to_a_queue_that_takes_none(place: Place) -> None:

@@ -531,7 +531,16 @@ def test_what_cannot_be_is_refused(place: Place, make: Callable[[Place], object]
 def test_tables_are_made_for_each_dialect(dialect: str) -> None:
     table, index = Outbox(table="app.outbox").ddl(dialect)
     assert table.startswith("CREATE TABLE app.outbox (position ")
-    assert index == "CREATE INDEX app_outbox_unsent ON app.outbox (sent, position)"
+    if dialect != "sqlite":
+        assert index == "CREATE INDEX app_outbox_unsent ON app.outbox (sent, position)"
+
+
+def test_a_table_of_a_schema_is_made_on_sqlite() -> None:
+    with contextlib.closing(sqlite3.connect(":memory:")) as there:
+        for statement in Outbox(table="main.outbox").ddl():
+            there.execute(statement)
+        (index,) = there.execute("SELECT name FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL").fetchone()
+    assert index == "outbox_unsent"
 
 
 # A relay that is killed.

@@ -96,6 +96,8 @@ class TestPublish:
         answers = topic.publish_batch(["one", "t\x00o", Message("three")])
         assert [type(answer).__name__ for answer in answers] == ["Published", "ParameterInvalid", "Published"]
         assert bodies(account, *NAMES) == [["one", "three"]] * 3
+        with pytest.raises(ParameterInvalid, match="messages"):
+            topic.publish_batch("one")
 
     def test_a_batch_is_one_request_a_queue(self, account: Account, topic: PullTopic, definitions: Definitions) -> None:
         calls: list[int] = []
@@ -264,6 +266,8 @@ class TestEncoding:
         for body in ("žluť", "abc", "a b=", "/w=="):
             with pytest.raises(EncodingMismatch, match="not base64"):
                 decoded(msgspec.structs.replace(raw, body=body), "base64")
+        with pytest.raises(ParameterInvalid, match="encoding"):
+            decoded(raw, "utf-7")
 
     def test_a_publisher_may_insist(self, account: Account, topic: PullTopic) -> None:
         with pytest.raises(EncodingMismatch, match="base64"):
@@ -462,6 +466,7 @@ class TestBadInput:
             ({"message": Message("x", {ID_ATTRIBUTE: "mine"})}, "attributes"),
             ({"message": Message("\ud800")}, "body"),
             ({"message": 7}, "message"),
+            ({"encoding": "utf-7"}, "encoding"),
         ],
     )
     def test_nothing_is_sent(self, account: Account, topic: PullTopic, options: dict[str, Any], parameter: str) -> None:

@@ -179,8 +179,10 @@ def test_what_fails_is_an_error_on_the_span(queue: Queue, traces: Traces) -> Non
     traced = TracedQueue(queue, traces.tracer)
     with pytest.raises(MessageTooLarge):
         traced.send("x" * 2_000_000)
-    results = traced.send_batch(["a", ""])
-    assert isinstance(results[1], ParameterInvalid)
+    results = traced.send_batch(["a", "", Message("b", type="\ud800")])
+    assert [type(each) for each in results] == [Sent, ParameterInvalid, ParameterInvalid]
+    with pytest.raises(ParameterInvalid, match="messages"):
+        traced.send_batch("abc")
     traced.close()
     with pytest.raises(TransportError):
         traced.receive()

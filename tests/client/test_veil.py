@@ -1,5 +1,6 @@
 """The veil adapter against a real server that checks signatures: rights, clocks, forks, restarts, TLS."""
 
+import math
 import os
 import ssl
 import time
@@ -278,6 +279,9 @@ def test_settings_and_their_dead_letters(account: VeilAccount, name: str) -> Non
         account.create(f"{name}-2", Template(dead_letter_queue="nowhere", receive_count_max=3))
     with pytest.raises(ParameterInvalid, match="need each other"):
         account.create(f"{name}-2", Template(dead_letter_queue=f"{name}-dead"))
+    for wrong in (math.inf, math.nan, "5", 1.5):
+        with pytest.raises(ParameterInvalid, match="retention"):
+            account.create(f"{name}-2", Template(retention=wrong))  # type: ignore[arg-type]
     stats = account.queue(name).stats()
     assert (stats.visibility_timeout, stats.delay, stats.retention) == (5, 1, 3_600)
 

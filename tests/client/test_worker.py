@@ -434,6 +434,26 @@ class TestStopping:
         for each in held:
             stage.queue.delete(each.handle)
 
+    def test_a_batch_that_ends_after_the_stop_is_no_fault(self, stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+        stage.send("a", "b")
+        began, may = threading.Event(), threading.Event()
+
+        def handler(jobs: Any) -> None:
+            began.set()
+            assert may.wait(WAIT_S)
+
+        worker = stage.worker(handler, batch=2, drain=0.1)
+        worker.start()
+        assert began.wait(WAIT_S)
+        runners = [thread for thread in threading.enumerate() if thread.name == "veilmq worker 1"]
+        worker.stop()
+        assert worker.join(WAIT_S)
+        may.set()
+        for thread in runners:
+            thread.join(WAIT_S)
+        assert len(runners) == 1
+        assert "own fault" not in caplog.text
+
     def test_a_message_that_is_given_back_while_its_result_is_told_is_not_done_too(self, stage: Stage) -> None:
         stage.send("a")
         told, may = threading.Event(), threading.Event()

@@ -1,5 +1,6 @@
 """Progress that outlives its worker, and work that is done once: checkpoints and the idempotency guard."""
 
+import math
 import sqlite3
 import threading
 from collections import Counter
@@ -135,8 +136,9 @@ class TestCheckpoints:
         def handler(job: Any) -> None:
             if job.receive_count == 1:
                 job.checkpoint(1)
-                with pytest.raises(ParameterInvalid, match="state"):
-                    job.checkpoint(object())
+                for state in (object(), {"at": [math.nan]}):
+                    with pytest.raises(ParameterInvalid, match="state"):
+                        job.checkpoint(state)
                 raise RuntimeError("again")
             assert job.state == 1
 

@@ -257,7 +257,7 @@ def creation_attributes(name: str, template: Template, arn_of: Callable[[str], s
     for field, attribute in _SECONDS.items():
         value = getattr(template, field)
         if value is not None:
-            if value != int(value):
+            if checks.not_negative(value, field) != int(value):
                 raise ParameterInvalid(parameter=field, reason=f"must be whole seconds here, not {value}")
             attributes[attribute] = str(int(value))
     if template.message_bytes_max is not None:

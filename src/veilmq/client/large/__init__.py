@@ -352,6 +352,10 @@ class SharedBodies:
             len(raw) <= self._threshold_bytes and not pointer.must_be_stored(message.body, PointerFormat.OWN)
         ):
             return [message] * len(readers)
+        for reader in readers:
+            if not pointer.READER.match(reader):
+                reason = f"{reader!r} cannot be the reader of a shared object: use 1 to 120 of A-Z a-z 0-9 . _ -"
+                raise ParameterInvalid(parameter="subscriptions", reason=reason)
         directory = f"{self._directory}/{_new_stamp(self._clock, message.ttl)}"
         for reader in readers:
             self._store.put(_marker(directory, reader), b"")

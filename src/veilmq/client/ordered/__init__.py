@@ -47,6 +47,7 @@ from veilmq.client.records.tables import (
     row_lock_of,
     table_name,
 )
+from veilmq.client.shared import checks
 from veilmq.client.unreadable import body_of_copy
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid, VeilError
@@ -154,7 +155,7 @@ class OrderedQueue(Wrapping):
         results: list[str | VeilError] = []
         for each in extensions:
             try:
-                results.append(self.extend(each.handle, each.lease))
+                results.append(self.extend(checks.extension(each).handle, each.lease))
             except VeilError as error:
                 results.append(error)
         return results

@@ -66,11 +66,14 @@ class Outbox:
         text = "LONGTEXT" if dialect == "mysql" else "TEXT"
         exact = " CHARACTER SET utf8mb4 COLLATE utf8mb4_bin" if dialect == "mysql" else ""
         float_ = "DOUBLE PRECISION"
-        index = self.table.replace(".", "_") + "_unsent"
+        schema, _, name = self.table.rpartition(".")
+        index, on = f"{self.table.replace('.', '_')}_unsent", self.table
+        if dialect == "sqlite" and schema:  # there the index has the schema, and not the table
+            index, on = f"{self.table}_unsent", name
         return (
             f"CREATE TABLE {self.table} (position {position}, id VARCHAR({ID_CHARACTERS_MAX}) NOT NULL UNIQUE,"
             f" message {text} NOT NULL, holder VARCHAR(64), held_until {float_}, sent {float_}, failure {text}){exact}",
-            f"CREATE INDEX {index} ON {self.table} (sent, position)",
+            f"CREATE INDEX {index} ON {on} (sent, position)",
         )
 
     def add(self, cursor: Any, message: str | Message, *, deduplication_id: str | None = None) -> str:

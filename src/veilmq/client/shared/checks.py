@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
-from veilmq.client.messages import Extension, Message, named, size_bytes, typed, with_fields
+from veilmq.client.messages import Extension, Message, named, size_bytes, with_fields
 from veilmq.client.queue import Capabilities
 from veilmq.model.errors import CapabilityMissing, MessageTooLarge, ParameterInvalid, ReceiptInvalid
 from veilmq.model.messages import first_forbidden_character
@@ -241,7 +241,7 @@ def attributes_room(message: Message, can: Capabilities) -> int:
 
 def transmitted_bytes(message: Message, can: Capabilities) -> int:
     """The size that counts at the queue: body and attributes. Raises ParameterInvalid."""
-    attributes = {name: typed(name, value) for name, value in with_fields(message).items()}
+    attributes = {name: named(name, value) for name, value in with_fields(message).items()}
     return can.transmitted_bytes(text_bytes(message.body)) + size_bytes(attributes)
 
 

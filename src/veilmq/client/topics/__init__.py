@@ -26,7 +26,7 @@ import msgspec
 from veilmq.client.errors import EncodingMismatch, PublishIncomplete, SubscriptionExists, TopicExists, TopicMissing
 from veilmq.client.messages import Message, Sent, Template
 from veilmq.client.queue import Account, NativePublished, NativeTopics, Queue
-from veilmq.client.shared import attempt, send_prepared
+from veilmq.client.shared import attempt, checks, send_prepared
 from veilmq.client.shared.checks import as_message, check_sendable, text_bytes
 from veilmq.client.shared.threads import Closing, DaemonPool
 from veilmq.client.topics.definitions import (
@@ -148,7 +148,7 @@ class PullTopic(Closing):
         self, messages: Sequence[str | Message], *, encoding: Encoding | str | None = None
     ) -> list[Published | VeilError]:
         """Any number, as one batch for each queue; one result or error for each message, in order."""
-        return self._publish(messages, None, None, encoding)
+        return self._publish(checks.batch(messages), None, None, encoding)
 
     def delete(self) -> None:
         """Delete the topic and the queues that were created for it, with their messages; other queues stay.
@@ -169,7 +169,7 @@ class PullTopic(Closing):
         to: Collection[str] | None,
         encoding: Encoding | str | None,
     ) -> list[Published | VeilError]:
-        targets = self._targets(to, None if encoding is None else Encoding(encoding))
+        targets = self._targets(to, None if encoding is None else Encoding.of(encoding))
 
         def prepare(each: str | Message) -> _Copies:
             message = as_message(each)

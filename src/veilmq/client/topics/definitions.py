@@ -44,6 +44,15 @@ class Encoding(StrEnum):
     BASE64 = "base64"
     """The UTF-8 in base64, as in MNS's own topics and older SDKs."""
 
+    @classmethod
+    def of(cls, given: "Encoding | str") -> "Encoding":
+        """Raises ParameterInvalid."""
+        try:
+            return cls(given)
+        except ValueError:
+            reason = f"must be one of {', '.join(cls)}, not {given!r}"
+            raise ParameterInvalid(parameter="encoding", reason=reason) from None
+
 
 def encoded(body: str, encoding: Encoding) -> str:
     """The body as a subscription gets it. Raises ParameterInvalid if it is not text."""
@@ -52,8 +61,9 @@ def encoded(body: str, encoding: Encoding) -> str:
 
 
 def decoded(message: Peeked, encoding: Encoding | str) -> str:
-    """The body as it was published, from a subscription of that encoding. Raises EncodingMismatch."""
-    wanted = Encoding(encoding)
+    """The body as it was published, from a subscription of that encoding. Raises EncodingMismatch,
+    ParameterInvalid."""
+    wanted = Encoding.of(encoding)
     marked = message.attributes.get(ENCODING_ATTRIBUTE, wanted)
     if marked != wanted:
         raise EncodingMismatch(wanted=wanted, reason=f"it is marked as {marked!r}")

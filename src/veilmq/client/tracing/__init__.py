@@ -17,7 +17,7 @@ import msgspec
 
 from veilmq.client.messages import Message, Received, Sent
 from veilmq.client.queue import Capabilities, Queue, identity_of
-from veilmq.client.shared import attempt, send_prepared
+from veilmq.client.shared import attempt, checks, send_prepared
 from veilmq.client.shared.checks import as_message, attributes_room, transmitted_bytes
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import CapabilityMissing, VeilError
@@ -140,7 +140,7 @@ class TracedQueue(Wrapping):
 
     def send_batch(self, messages: Sequence[str | Message]) -> list[Sent | VeilError]:
         """See `Queue.send_batch`. One span, whose context every message carries."""
-        with self._span({COUNT: len(messages)}) as span:
+        with self._span({COUNT: len(checks.batch(messages))}) as span:
             able = self.capabilities
 
             def carry(given: str | Message) -> Message:

@@ -132,7 +132,9 @@ def metadata_of(template: Template) -> dict[str, str]:
         if not _NAME.match(name) or name.lower().startswith(_PREFIX):
             reason = f"{name!r} is no name of metadata: letters, digits and _, not beginning with {_PREFIX}"
             raise ParameterInvalid(parameter="tags", reason=reason)
-        if not (value.isascii() and value.isprintable() and value == value.strip() and value):
+        if not (
+            isinstance(value, str) and value.isascii() and value.isprintable() and value == value.strip() and value
+        ):
             raise ParameterInvalid(parameter="tags", reason=f"the value of {name} must be printable ASCII")
     for field in _RANGES:
         number = _setting(field, getattr(template, field))
@@ -147,7 +149,7 @@ def _setting(field: str, value: float | None) -> int | None:
     if field == "retention" and value == math.inf:
         return NEVER
     least, most = _RANGES[field]
-    if not least <= value <= most or value != int(value):
+    if checks.number(value, field, least, most) != int(value):
         raise ParameterInvalid(parameter=field, reason=f"must be a whole number from {least} to {most}, not {value}")
     return int(value)
 

@@ -183,8 +183,9 @@ class OrderedReceiver(Side):
 
     def extend(self, handle: str, lease: float, *, body: str | None = None) -> str:
         """Keep it handed out for `lease` seconds from now; the keeper renews the queue's own lease. Raises like
-        `delete`; CapabilityMissing for a body.
+        `delete`; CapabilityMissing for a body, ParameterInvalid for a lease that is no duration.
         """
+        checks.not_negative(lease, "lease")
         if body is not None:
             raise CapabilityMissing(capability="replacing the body of an ordered message")
         self._enter()
@@ -195,7 +196,9 @@ class OrderedReceiver(Side):
         return handle
 
     def release(self, handle: str, delay: float = 0) -> None:
-        """Hand it out again after `delay` seconds, and nothing later before it. Raises like `delete`."""
+        """Hand it out again after `delay` seconds, and nothing later before it. Raises like `delete`; ParameterInvalid
+        for a delay that is no duration."""
+        checks.not_negative(delay, "delay")
         self._enter()
         with self._changed:
             self._check_open()

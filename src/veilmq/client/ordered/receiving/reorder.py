@@ -258,10 +258,17 @@ def shown(place: Place, entry: Entry, hold_end: float) -> Ordered:
     return Ordered(**values, epoch=place.epoch, number=place.number)
 
 
+HANDLE_CHARACTERS_MAX: Final = 100
+
+
 def place_of(handle: str) -> tuple[Place, int]:
     """The place and the hand-out that a handle names. Raises ReceiptInvalid."""
-    parts = handle.split(".")
-    if len(parts) != 3 or not all(part.isascii() and part.isdecimal() for part in parts):
+    parts = checks.handle(handle).split(".")
+    if (
+        len(handle) > HANDLE_CHARACTERS_MAX
+        or len(parts) != 3
+        or not all(part.isascii() and part.isdecimal() for part in parts)
+    ):
         raise ReceiptInvalid(reason="not a handle of an ordered receiver")
     epoch, number, attempt = map(int, parts)
     return Place(epoch, number), attempt

@@ -12,6 +12,7 @@ and then chooses where its own message starts.
 Source: document 003, 3b ("resumed from where it is left off") and "Update Message".
 """
 
+import math
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -65,10 +66,22 @@ class Checkpoints(Protocol):
 def encode_state(state: Any) -> bytes:
     """The state as JSON. Raises ParameterInvalid if JSON cannot represent it."""
     try:
-        return msgspec.json.encode(state)
+        encoded = msgspec.json.encode(state)
+        if b"null" in encoded and not _is_finite(msgspec.to_builtins(state)):
+            raise ValueError("NaN or infinity")
+        return encoded
     except (TypeError, ValueError, RecursionError) as error:
         reason = f"JSON cannot say it: {error}"
         raise ParameterInvalid(parameter="state", reason=reason) from None
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether no number in it is NaN or infinite, which msgspec writes as null."""
+    if isinstance(value, dict):
+        return all(map(_is_finite, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(_is_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def wrap(body: str, state: Any) -> str:

@@ -215,6 +215,7 @@ class Flow:
         self._running: dict[Hand, None] = {}
         self._plain = options["keeper"] is False
         self._stop_before = options["stop_before_expiry"] or 0.0
+        self._closed = False
         self._pool: DaemonPool | None = None
         if (options["batch"] or 1) > 1:
             self._pool = DaemonPool(_SETTLERS, "veilmq worker settler")
@@ -293,7 +294,7 @@ class Flow:
         chains: dict[object, list[tuple[Hand, Result]]] = {}
         for hand, result in zip(hands, results, strict=True):
             chains.setdefault(hand.lane or hand, []).append((hand, result))
-        if self._pool is None or len(chains) == 1:
+        if self._pool is None or self._closed or len(chains) == 1:
             for chain in chains.values():
                 self._finish_chain(chain, seconds)
         else:
@@ -315,6 +316,7 @@ class Flow:
 
     def close(self) -> None:
         """Stop taking, watching and settling."""
+        self._closed = True  # what a handler still brings is settled already
         self.alarm.close()
         if self._pool is not None:
             self._pool.shutdown()
