@@ -5,9 +5,6 @@ message as received and the error, and decides about the lease. `DeadLetters` se
 deletes the message. `keep` does nothing: the lease ends, the message comes again, and the queue's own redrive finally
 moves it. If a policy fails with a typed error, the message also stays leased and comes again, and the policy is called
 again.
-
-A copy of a message with an empty body, which Azure's and MNS's clients can send, has the body `(empty)` where the
-target takes no empty one: else it could never leave its queue.
 """
 
 import logging
@@ -20,8 +17,8 @@ import msgspec
 from veilmq.client.clock import Clock
 from veilmq.client.errors import Unreadable
 from veilmq.client.messages import Message, Received
-from veilmq.client.queue import Capabilities, Queue, identity_of
-from veilmq.client.shared import checks
+from veilmq.client.queue import Queue, identity_of
+from veilmq.client.shared import body_of_copy, checks
 from veilmq.model.errors import CapabilityMissing, MessageTooLarge, ParameterInvalid, VeilError
 
 REASON_ATTRIBUTE: Final = "veilmq.unreadable"
@@ -30,8 +27,6 @@ ROUNDS_MAX: Final = 1_000
 """Receives in one call that return nothing readable before the call returns empty."""
 PAUSE_SECONDS: Final = 10.0
 """Delay in seconds before a message is visible again if what is needed to read it cannot be reached."""
-EMPTY_BODY: Final = "(empty)"
-"""The body of a copy whose own is empty."""
 _REASON_CHARACTERS_MAX: Final = 200
 
 log = logging.getLogger("veilmq.client")
@@ -43,11 +38,6 @@ class Policy(Protocol):
     def __call__(self, queue: Queue, message: Received, error: Unreadable) -> None:
         """`message` is as `queue` returned it, body and handle. A VeilError raised here is only logged."""
         ...
-
-
-def body_of_copy(body: str, can: Capabilities) -> str:
-    """The body with which a copy of a message goes to a queue with these capabilities."""
-    return body if body or not can.body_bytes_min else EMPTY_BODY
 
 
 class DeadLetters:

@@ -47,8 +47,7 @@ from veilmq.client.records.tables import (
     row_lock_of,
     table_name,
 )
-from veilmq.client.shared import checks
-from veilmq.client.unreadable import body_of_copy
+from veilmq.client.shared import body_of_copy, checks
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid, VeilError
 from veilmq.model.messages import Failure

@@ -12,6 +12,9 @@ pool, in no promised order. Once the connection fails, the rest is not tried, an
 
 Patterns prepare entries themselves (`attempt`) and send those that can be sent (`through`, `send_prepared`): an entry
 that cannot be sent stays here, and its error takes its place in the answer, as the port promises.
+
+Copies for a dead-letter queue (`body_of_copy`): an empty body, which Azure's clients can send, becomes `(empty)` where
+the target takes no empty one: else the message could never leave its queue.
 """
 
 import threading
@@ -21,7 +24,7 @@ from typing import Final, TypeVar
 
 from veilmq.client.errors import ServiceError, TransportError, may_have_happened
 from veilmq.client.messages import Message, Sent
-from veilmq.client.queue import Queue
+from veilmq.client.queue import Capabilities, Queue
 from veilmq.client.shared.threads import DaemonPool
 from veilmq.model.errors import QueueMissing, VeilError
 
@@ -30,6 +33,12 @@ Entry = TypeVar("Entry")
 Result = TypeVar("Result")
 
 NOT_TRIED = "not tried: the request before it in the same batch failed"
+EMPTY_BODY: Final = "(empty)"
+
+
+def body_of_copy(body: str, can: Capabilities) -> str:
+    """The body with which a copy of a message goes to a queue with these capabilities."""
+    return body if body or not can.body_bytes_min else EMPTY_BODY
 
 
 def batched(

@@ -127,7 +127,7 @@ def metadata_of(template: Template) -> dict[str, str]:
         raise CapabilityMissing(capability="native_fifo")
     if template.dead_letter_queue is not None or template.receive_count_max is not None:
         raise CapabilityMissing(capability="dead_letter_queue")
-    metadata = dict(template.tags)
+    metadata: dict[str, Any] = dict(template.tags)
     for name, value in metadata.items():
         if not _NAME.match(name) or name.lower().startswith(_PREFIX):
             reason = f"{name!r} is no name of metadata: letters, digits and _, not beginning with {_PREFIX}"

@@ -17,7 +17,7 @@ from typing import Any, Final
 from veilmq.client.clock import Clock, Stop
 from veilmq.client.messages import Message, Received
 from veilmq.client.queue import Queue
-from veilmq.client.unreadable import body_of_copy
+from veilmq.client.shared import body_of_copy
 from veilmq.client.worker.guard import Superseded
 from veilmq.client.worker.job import Cause, Hand, HandlerFailed, Result, Verdict, of_error
 from veilmq.client.worker.metrics import Counts
