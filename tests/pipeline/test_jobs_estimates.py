@@ -271,6 +271,15 @@ def test_work_of_hours_needs_a_timeout_of_hours() -> None:
     assert best_timeout(np.ones(len(BOUNDS)), costs, 7_200) == (pytest.approx(7_200, rel=0.02), True), "or longer"
 
 
+@for_each("law", [lognormal(54_000, 0.3), uniform(53_000, 55_000), bimodal(3_600, 72_000, 0.1, 0.125)])
+def test_where_no_timeout_is_long_enough_there_is_a_note(law: Law) -> None:
+    """By a law, by what was seen, and for a part of the messages."""
+    row = recommend(cells(law, 1e-6, 200, 172_800.0, None, np.random.default_rng(5)), None)
+    assert [row[name] for name in ("timeout_s", "timeout_at_least_s", "timeout_low_s")] == [None] * 3
+    assert row["note"] == "over 5 % take longer than any timeout: let workers extend"
+    assert row["first_lease_s"] < 1_000
+
+
 def test_no_timeout_is_longer_than_a_queue_takes() -> None:
     """SQS takes 12 hours at most; the buckets' bounds do not fall there."""
     best, is_longest = best_timeout(np.ones(len(BOUNDS)), Costs(crashes_per_second=1e-9), 43_200)

@@ -30,6 +30,13 @@ def token(key: Any, algorithm: str, **claims: Any) -> str:
     return jwt.encode({"alg": algorithm, "kid": key.kid}, CLAIMS | claims, key, algorithms=[algorithm])
 
 
+def raising(error: Exception) -> Any:
+    def fail(*arguments: Any, **more: Any) -> None:
+        raise error
+
+    return fail
+
+
 def part(value: Any) -> str:
     return base64.urlsafe_b64encode(json.dumps(value).encode()).rstrip(b"=").decode()
 
@@ -115,9 +122,11 @@ def test_a_disk_that_never_answers_holds_up_nobody(keys: Path) -> None:
     good, new = token(EC, "ES256"), ECKey.generate_key("P-256", {"kid": "new"})
     keys.unlink()
     os.mkfifo(keys)
-    for _ in range(100):
+    began = monotonic()
+    for _ in range(1_000):
         with pytest.raises(TokenRefused):
             tokens.claims("a.b.c")
+    assert monotonic() - began < 25, "one of them waits, and not each"
     assert [each.name for each in threading.enumerate()].count("veilmq-read") == 1
     assert tokens.claims(good)["oid"] == "me"
     with keys.open("w") as pipe:
@@ -126,6 +135,39 @@ def test_a_disk_that_never_answers_holds_up_nobody(keys: Path) -> None:
     while "veilmq-read" in [each.name for each in threading.enumerate()]:
         assert monotonic() < deadline
     assert tokens.claims(token(new, "ES256"))["oid"] == "me"
+
+
+def test_a_disk_that_fails_for_a_while_is_asked_again(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = IssuerTokens(ISSUER, keys, NONE)
+    new = ECKey.generate_key("P-256", {"kid": "new"})
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "stat", raising(TimeoutError(110, "Connection timed out")))
+        with pytest.raises(TokenRefused):
+            tokens.claims("a.b.c")
+    keys.write_text(json.dumps({"keys": [new.as_dict(private=False)]}))
+    os.utime(keys, ns=(1, 1))
+    assert tokens.claims(token(new, "ES256"))["oid"] == "me"
+
+
+def test_what_was_read_before_a_reload_does_not_count_after_it(keys: Path) -> None:
+    """A slow disk answers with a key that the operator has taken out since."""
+    tokens = IssuerTokens(ISSUER, keys, NONE)
+    whole, old = keys.read_text(), token(EC, "ES256")
+    keys.unlink()
+    os.mkfifo(keys)
+    with pytest.raises(TokenRefused):
+        tokens.claims("a.b.c")
+    with keys.open("w") as pipe:
+        pipe.write(whole)
+    deadline = monotonic() + 10
+    while "veilmq-read" in [each.name for each in threading.enumerate()]:
+        assert monotonic() < deadline
+    keys.unlink()
+    keys.write_text(json.dumps({"keys": [RSA.as_dict(private=False)]}))
+    asyncio.run(tokens.reload_aside())
+    for _ in range(2):
+        with pytest.raises(TokenRefused):
+            tokens.claims(old)
 
 
 def test_a_key_that_was_taken_out_counts_until_the_next_reload(keys: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -16,6 +16,7 @@ from tests.store.test_machine import StoreMachine, play
 from tests.support.contract.stage import Stage
 from tests.support.sqlite import SMALL, SqliteFactory, store_of
 
+from veilmq.engine.directory import renew
 from veilmq.model.instant import DAY_US, SECOND_US, Instant
 from veilmq.store import Options, Store
 from veilmq.store.archive import ArchiveSource, PlaceFailed, place_at, segments, shipping, snapshots
@@ -207,6 +208,54 @@ def test_what_was_left_behind_with_a_clock_ahead_is_not_the_newest(stage: Stage,
         factory.archive.step()
     expected = factory.ship(stage.store)
     assert factory.restored(tmp_path / "new") == expected
+
+
+def test_a_snapshot_without_records_that_was_left_behind_is_not_the_newest(stage: Stage, tmp_path: Path) -> None:
+    factory, jobs = factory_of(stage), stage.create()
+    factory.ship(stage.store)
+    stage.store.close()
+    factory.archive.close()
+    shutil.copytree(tmp_path / "data", tmp_path / "earlier")
+    stage.store = SqliteStore(tmp_path / "data", SMALL)  # a while without the archive
+    stage.send(jobs, "left behind")
+    stage.store.close()
+    stage.open()
+    factory.ship(stage.store)
+    stage.store.close()
+    factory.archive.close()
+    shutil.rmtree(tmp_path / "data")
+    (tmp_path / "earlier").rename(tmp_path / "data")
+    stage.open()
+    for number in range(3):
+        stage.send(jobs, f"kept {number}")
+        store_of(stage).apply_log()
+        factory.archive.step()
+    expected = factory.ship(stage.store)
+    assert factory.restored(tmp_path / "new") == expected
+
+
+def test_an_instant_from_before_a_restore_can_be_restored(stage: Stage, tmp_path: Path) -> None:
+    """What was restored archives at the same place, as another lineage."""
+    factory, jobs = factory_of(stage), stage.create()
+    factory.ship(stage.store)
+    was = []
+    for body in ("first", "second"):
+        stage.later(3_600 * SECOND_US)
+        stage.send(jobs, body)
+        was.append((stage.now, factory.ship(stage.store)))
+    stage.store.close()
+    factory.archive.close()
+    shutil.rmtree(tmp_path / "data")
+    factory.restored(tmp_path / "data", was[0][0])
+    renew(tmp_path / "data" / "veilmq.db")
+    stage.later(3_600 * SECOND_US)
+    stage.open()
+    factory.ship(stage.store)
+    stage.send(jobs, "third")
+    factory.archive._snapshot_at = -1e9
+    factory.ship(stage.store)
+    assert len(factory.place.list("")) == 2
+    assert factory.restored(tmp_path / "new", was[1][0]) == was[1][1]
 
 
 def test_a_place_that_lost_its_snapshots_gets_another(
@@ -515,6 +564,18 @@ def test_a_spool_that_cannot_be_written_begins_a_new_epoch(
     assert factory.restored(tmp_path / "new") == expected
     assert len(epochs(factory)) == 2
     factory.archive._failed = True
-    factory.archive.step()
+    factory.archive._try_step()
+    factory.archive._try_step()
+    assert factory.archive.trouble == "it begins anew with a snapshot at the next change"
+    stage.send(jobs, "while no snapshot can be written")
+    store_of(stage).apply_log()
+    with monkeypatch.context() as patch:
+        patch.delattr(factory.archive, "_copying")
+        factory.archive._try_step()
+    stage.store.close()
     factory.archive.close()
     assert "the last changes are not in the archive yet" in caplog.text
+    stage.open()
+    assert factory.archive.lag_s > 0, "there is still no snapshot"
+    expected = factory.ship(stage.store)
+    assert factory.restored(tmp_path / "newer") == expected

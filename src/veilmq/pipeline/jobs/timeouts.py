@@ -6,7 +6,8 @@ answers: a plain timeout for workers that never extend, and a first lease with a
 Each cost comes with its 95 % interval from resampled histograms. Where the best timeout depends on durations that were
 never observed, the answer is "at least": the best timeout if all work ended at the curve's reach. No plain timeout is
 recommended under which more than `TWICE_MAX` of the messages are started again, however cheap it is: their first
-worker's delete is refused, and those that always take so long are never done. Deleted queues get
+worker's delete is refused, and those that always take so long are never done. Where none is long enough, there is a
+note instead. Deleted queues get
 no recommendation (`queue_lives`, `without_deleted`): the durations of their work remain valid, but nobody needs a lease
 for them. A queue is identified by its name, so one that is deleted and created again keeps all that was learnt.
 
@@ -16,6 +17,7 @@ Source: docs/patterns/adaptive-timeout.md; document 003 of docs/from-the-documen
 from collections.abc import Sequence, Set
 from typing import TYPE_CHECKING, Any, Final
 
+from veilmq.estimate import TWICE_MAX
 from veilmq.pipeline.estimates.buckets import GROUP, by_group, histogram
 
 if TYPE_CHECKING:
@@ -64,7 +66,8 @@ def recommended(cells: "DataFrame", costs: "Costs | None" = None) -> "DataFrame"
     """From a histogram, one row per queue and type; columns as in `SCHEMA`, costs and shares per attempt.
 
     attempts: messages, by their first lease. timeout_s: the best lease for workers that never extend; null with
-    timeout_at_least_s where it is longer than what was seen, and timeout_low_s is then the low end of that.
+    timeout_at_least_s where it is longer than what was seen, and timeout_low_s is then the low end of that; all null
+    where none is long enough.
     first_lease_s, renew_after_s, margin_s: for those that do. Both leases and the renewal have a 95 % interval, by a
     bootstrap of the messages; a high of null is beyond what was seen. today_*: as leases were granted, extended or not.
     redelivered: started again under a living worker. recovery_s: from a crash to the next start, on the average.
@@ -133,12 +136,21 @@ def _costs(alive: Any, rates: Any, costs: "Costs", at: Any) -> Any:
     last one."""
     import numpy as np
 
-    from veilmq.estimate import TWICE_MAX
-    from veilmq.pipeline.estimates import at_bounds, timeout_price
+    from veilmq.pipeline.estimates import timeout_price
 
-    is_too_short = at_bounds(alive, at) > TWICE_MAX
-    is_too_short[..., -1] = False
-    return np.where(is_too_short, np.inf, timeout_price(alive, rates, at).cost(costs))
+    left_out = is_too_short(alive, at)
+    left_out[..., -1] = False
+    return np.where(left_out, np.inf, timeout_price(alive, rates, at).cost(costs))
+
+
+def is_too_short(alive: Any, timeouts: Any) -> Any:
+    """Whether more than `TWICE_MAX` of the messages take longer; of shape (..., n), or one for one timeout."""
+    import numpy as np
+
+    from veilmq.pipeline.estimates import at_bounds
+
+    found = at_bounds(alive, np.atleast_1d(np.asarray(timeouts, float))) > TWICE_MAX
+    return found if np.ndim(timeouts) else bool(found[..., 0])
 
 
 def plan(alive: Any, costs: "Costs", margins: Sequence[float] | None = None) -> "Schedule":
@@ -175,6 +187,8 @@ def recommend(rows: Any, given: "Costs | None") -> dict[str, Any]:
     curves, crashes = curve.resampled
     resampled = curves, crash_rate(crashes, curve.sample.exposure_s, (given or Costs()).crashes_per_second)
     plain = _plain(curve, alive, resampled, costs)
+    if not plain:
+        row["note"] = f"over {100 * TWICE_MAX:.0f} % take longer than any timeout: let workers extend"
     doubt = doubted(rows)
     if doubt is not None and "timeout_at_least_s" in plain:
         plain["timeout_at_least_s"] = min(plain["timeout_at_least_s"], _at_least(doubt, rated(doubt.sample, given)))
@@ -212,6 +226,7 @@ def _today(rows: Any, curve: "Curve", costs: "Costs") -> dict[str, Any]:
 
 
 def _plain(curve: "Curve", alive: Any, resampled: tuple[Any, Any], costs: "Costs") -> dict[str, Any]:
+    """Empty if no timeout is long enough."""
     import numpy as np
 
     from veilmq.pipeline.estimates import AT_RISK_MIN, timeout_price
@@ -221,8 +236,12 @@ def _plain(curve: "Curve", alive: Any, resampled: tuple[Any, Any], costs: "Costs
     # A curve that came down to zero within its reach has nothing beyond.
     if beyond and curve.law is None and alive[-1] > 0:
         least_s = _at_least(curve, costs)
+        if is_too_short(curve.ended(), least_s):
+            return {}
         return {"timeout_at_least_s": least_s, "timeout_low_s": _lowest(curve, resampled, costs, least_s)}
     at = np.array([timeout])
+    if is_too_short(alive, timeout):
+        return {}
     price = timeout_price(alive, costs.crashes_per_second, at)
     curves, rates = resampled
     low, high = interval(timeout_price(curves, rates, at).cost(costs)[..., 0])

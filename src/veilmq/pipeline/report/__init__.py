@@ -303,6 +303,7 @@ def _card(row: Any) -> str:
             rest = f"95 % sure: at least {say(float(row.timeout_low_s))}; longer work was not seen; {number}"
         elif saved >= _WORTH:
             best = f"the best, 95 % sure: {_between(row.timeout_low_s, row.timeout_high_s)}"
+            best = "no timeout is long enough" if plain is None and least is None else best
             head, rest = f"keep {say(today)}", f"{best}; {number}"
         else:
             return ""
@@ -414,8 +415,8 @@ def _sliders(points: Any, timeouts: Any) -> str:
         remarks = {"today": today_s}
         if plain is not None:
             remarks["recommended"] = plain
-        else:
-            remarks["recommended: at least this"] = max(_known(row.timeout_at_least_s) or 0.0, today_s)
+        elif (least := _known(row.timeout_at_least_s)) is not None:
+            remarks["recommended: at least this"] = max(least, today_s)
         places, start = _places(rows, remarks)
         name = escape(figures.label_of(row))
         hidden = " hidden" if len(sliders) >= _CARDS_MAX else ""

@@ -12,7 +12,7 @@ import binascii
 import json
 import logging
 import threading
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -117,12 +117,10 @@ class IssuerTokens:
         wait_s = 0.0
         if self._newer is None:
             self._newer, wait_s = self._look(), _WAIT_S
+        if wait([self._newer], wait_s).not_done:
+            return False
         try:
-            found = self._newer.result(wait_s)
-        except TimeoutError:
-            if not self._newer.done():
-                return False
-            raise
+            found = self._newer.result()
         except (OSError, FileInvalid) as error:
             found = None
             if str(error) != self._told:
@@ -153,7 +151,7 @@ class IssuerTokens:
 
     def _take(self, found: tuple["KeySet", int]) -> None:
         self._keys, self._changed = found
-        self._told = None
+        self._told, self._newer = None, None  # what a thread still reads may be older
         log.info("read the issuer's keys again from %s", self._path)
 
     def _read(self) -> tuple["KeySet", int]:

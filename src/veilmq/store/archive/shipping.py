@@ -133,8 +133,6 @@ class Archive:
         """Whether this is the last step, which is completed although the server stops."""
         self._failed = False
         """Whether the spool lacks a record."""
-        self._lacking = False
-        """Whether the place lacks changes that only a snapshot will bring."""
         self._shipped_at = 0.0
         self._looked_at: float | None = None
         self.trouble = ""
@@ -150,6 +148,16 @@ class Archive:
         since = self._waiting_since
         return 0.0 if since is None else perf_counter() - since
 
+    @property
+    def _lacking(self) -> bool:
+        """Whether the place lacks a snapshot of this epoch: until then a restore has nothing of it."""
+        return self._state.snapshot != self.epoch
+
+    def _wait(self) -> None:
+        """Something is not in the archive."""
+        if self._waiting_since is None:
+            self._waiting_since = perf_counter()
+
     # What the store calls.
 
     def begin(self, lineage: str, found: Position | None) -> Position:
@@ -163,6 +171,8 @@ class Archive:
         same = (state.lineage, state.url) == (lineage, self._url)
         if found is not None and same and self._holds(found, state.end):
             self.epoch, self._state = found.epoch, state
+            if self._lacking:
+                self._wait()
             self._closed_bytes = sum(path.stat().st_size for path in self._folder.glob("spool-*"))
             return found
         for left in self._folder.glob("spool-*"):
@@ -171,6 +181,7 @@ class Archive:
         self.epoch = max(self._epoch_min, last.epoch + 1)
         position = Position(max(1, last.lsn), self.epoch, 0 if found is None else found.checksum)
         self._state = State(lineage, self._url, position)
+        self._wait()
         return position
 
     def _holds(self, found: Position, end: Position) -> bool:
@@ -227,8 +238,7 @@ class Archive:
             if self._file is not None and self._size >= _FILE_BYTES:
                 self._close_file()
                 self._closed_bytes += self._size
-        if self._waiting_since is None:
-            self._waiting_since = perf_counter()
+        self._wait()
 
     def forget(self) -> None:
         """The transaction was rolled back."""
@@ -250,7 +260,7 @@ class Archive:
         if self._thread.is_alive():
             self._thread.join(_LAST_SECONDS)
         if self._thread.is_alive() or self._lacking:
-            log.warning("the last changes are not in the archive yet: the next start uploads them")
+            log.warning("the last changes are not in the archive yet: the next start goes on with them")
         self._close_file()
 
     def _run(self) -> None:
@@ -263,7 +273,9 @@ class Archive:
     def _try_step(self) -> None:
         try:
             self.step()
-            if self.trouble and not self._lacking:
+            if self._lacking:
+                self.trouble = "it begins anew with a snapshot at the next change"
+            elif self.trouble:
                 log.info("the archive can be written to again")
                 self.trouble = ""
         except Stopped:
@@ -296,17 +308,19 @@ class Archive:
             self._snapshot()
 
     def _look_for_records(self) -> None:
-        """Begin anew if the place has records beyond those that the tables have. Raises PlaceFailed."""
+        """Begin anew if the place has more than the tables have. Raises PlaceFailed."""
         waiting = {name_of(path.read_bytes()) for path in self._folder.glob("spool-*") if path != self._path}
         known = self._state.end.lsn if self._state.end.epoch == self.epoch else 0
         beyond = [
-            each
+            each.epoch
             for each in segments(self._place, self._state.lineage)
             if each.epoch > self.epoch or (each.epoch == self.epoch and each.last > known and each.name not in waiting)
         ]
+        later = (manifest.epoch for _, manifest in snapshots(self._place, self._state.lineage))
+        beyond += [epoch for epoch in later if epoch > self.epoch]
         if beyond:
             log.warning("the archive has changes that this directory lacks, as after a power cut: a new epoch begins")
-            self.epoch, self._failed = max(each.epoch for each in beyond), True
+            self.epoch, self._failed = max(beyond), True
 
     def _look_for_snapshots(self) -> None:
         """Have one written if the place lost the last one, or is another place. Raises PlaceFailed."""
@@ -315,6 +329,7 @@ class Archive:
             if not folders or (self._state.folder and self._state.folder not in folders):
                 log.warning("%s lacks the last snapshot (is it mounted?): a new one is written", shown_url(self._url))
                 self._state.snapshot = 0
+                self._wait()
         self._looked_at = perf_counter()
 
     def _ship(self) -> None:
@@ -369,9 +384,8 @@ class Archive:
                 left.unlink()
             self.epoch += 1
             self._size = self._taken = 0
-            self._failed, self._lacking = False, True
-            if self._waiting_since is None:
-                self._waiting_since = perf_counter()
+            self._failed = False
+        self._wait()
 
     def _rotate(self) -> None:
         """Close the spool's file, unless a transaction is being committed, or there is nothing in it."""
@@ -421,7 +435,6 @@ class Archive:
         state.snapshot = point.position.epoch
         state.bytes, state.segments = state.bytes - since[0], state.segments - since[1]
         self._snapshot_at = perf_counter()
-        self._lacking = False
         self._note_lag(None)
         self._save()
         log.info("archived a snapshot of record %d", point.position.lsn)

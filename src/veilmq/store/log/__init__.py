@@ -340,9 +340,10 @@ def _apply(follower: Follower, part: list[tuple[Entry, Instant]], restored: Rest
 def _begin(source: Source, to: Instant | None, directory: Path, damaged: list[str]) -> Point:
     """Put the newest good snapshot from before the instant into the directory."""
     file = directory / DATABASE
-    for held in source.snapshots():
-        if to is not None and held.point.clock > to:
-            continue
+    found = source.snapshots()
+    if to is not None:
+        found = sorted((held for held in found if held.point.clock <= to), key=lambda held: -held.point.clock)
+    for held in found:
         try:
             point = held.fetch(file)
         except SnapshotBad as error:
