@@ -134,6 +134,19 @@ def test_an_act_sent_twice_acts_once(orders: Api, visitor: Visitor) -> None:
     assert orders.kinds().count("sent") == 2
 
 
+def test_a_form_that_was_sent_with_other_contents_is_shown_again(orders: Api, visitor: Visitor) -> None:
+    """In a new tab it sends one message; the old tab still has the form, and another one is typed there."""
+    fields = visitor.fields(f"{ORDERS}/send")
+    visitor.post(f"{ORDERS}/send", data=fields | {"body": "first"})
+    refused = visitor.post(f"{ORDERS}/send", data=fields | {"body": "second"})
+    assert refused.status_code == 422
+    assert "This form was sent before, with other contents." in plain(refused.text)
+    assert "second</textarea>" in refused.text, "what was typed stays"
+    visitor.post(f"{ORDERS}/send", data=hidden(refused.text, f"{ORDERS}/send") | {"body": "second"})
+    bodies = [each["body"] for each in orders.client.get(f"{QUEUES}/orders/peek?count=9").json()["messages"]]
+    assert bodies == ["first", "second"]
+
+
 def test_a_form_that_outlives_its_session_acts_once(orders: Api, visitor: Visitor) -> None:
     fields = visitor.fields(f"{ORDERS}/send") | {"body": "once"}
     first = visitor.post(f"{ORDERS}/send", data=fields)

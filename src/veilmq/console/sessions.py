@@ -77,10 +77,11 @@ def _derived(secret: str, purpose: bytes) -> bytes:
 
 
 class Done(NamedTuple):
-    """What an act of a session did: the text to show, and the page to show it on."""
+    """What an act of a session did: the text to show, and the page to show it on. asked: a digest of its form."""
 
     text: str
     location: str
+    asked: bytes = b""
 
 
 class Session:

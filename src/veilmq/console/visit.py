@@ -2,6 +2,7 @@
 
 Strategy: a page asks `/api/v1` (`visit.api`) and shows a template. An act is a POST with the session's CSRF token and a
 key of its form: the key goes to the API, too, and a form that is sent twice acts once and shows the same answer twice.
+A form whose key was used with other contents does nothing, and is shown again with them and a key of its own.
 What a page shows is also a file (`Visit.download`): rows of plain values, as JSON or as CSV that no spreadsheet takes
 for a formula: a text that it would compute gets an apostrophe before it, as OWASP advises; numbers keep their digits.
 """
@@ -29,6 +30,7 @@ from veilmq.model.settings.access import Action
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 """The last four are wide forms, which some spreadsheets take for the others. Source: OWASP, CSV Injection."""
 _ONCE: Final = re.compile(r"[0-9a-f]{32}")
+_REUSED: Final = "This form was sent before, with other contents. Nothing was done now: send it again if you want this, too."
 Work = Callable[[dict[str, str], str], Awaitable[Done]]
 """Does what a form asks for; the second argument is the form's key. Raises ApiRefused."""
 
@@ -148,15 +150,22 @@ class Visit:
         """Do what the form asks for, once, and go to the page that shows it. refused: answers if the API refuses."""
         given, once = await self.checked_form()
         async with self.session.turn:
-            done = self.session.acts.get(once)
+            done, asked = self.session.acts.get(once), _asked(self.request.url.path, given)
             if done is None:
                 try:
-                    done = await asyncio.shield(work(given, once))
+                    done = (await asyncio.shield(work(given, once)))._replace(asked=asked)
                 except ApiRefused as error:
                     return await refused(given, error)
                 self.session.remember(once, done)
+            elif done.asked != asked:
+                return await refused(given, ApiRefused(422, {"error": "form_reused", "message": _REUSED}))
         mark = "&" if "?" in done.location else "?"
         return RedirectResponse(f"{done.location}{mark}{urlencode({'done': once})}", 303)
+
+
+def _asked(path: str, given: Mapping[str, str]) -> bytes:
+    """Tells what one form asks for from what another one does."""
+    return hashed(repr((path, sorted(each for each in given.items() if each[0] not in {"csrf", "once"}))))
 
 
 def flat(row: Mapping[str, Any], before: str = "") -> dict[str, Any]:
