@@ -9,6 +9,7 @@ import httpx
 import pytest
 from tests.admin.conftest import client
 from tests.admin.server import Keys, got, running
+from tests.admin.test_failures import fail
 
 from veilmq.model.settings.access import AccessKey, Action, Grant
 
@@ -63,6 +64,17 @@ def test_each_message_in_flight_has_its_holder(orders: httpx.Client) -> None:
     whole = orders.get(f"/api/v1/messages/{first['id']}").json()["places"][0]
     assert whole["holder"] == first["holder"]
     assert orders.get(ORDERS).json()["counts"]["in_flight"] == 3, "nothing was leased"
+
+
+def test_who_gave_a_message_back_for_a_retry_does_not_hold_it(orders: httpx.Client, server: Any) -> None:
+    message = fail(server, orders, "wrong", "orders")
+    held = {each["id"]: each for each in holders(orders)["holders"]}
+    assert held[message]["holder"]["principal"] == "worker", "who had it"
+    assert [each["retries"] for each in held.values()] == [False, False, False, True]
+    (place,) = got(orders, f"/api/v1/messages/{message}")["places"]
+    assert (place["state"], place["retries"]) == ("in flight", True)
+    mine = {each["principal"]: each for each in workers(orders, messages=9)["workers"]}["worker"]
+    assert (mine["failed"], mine["holds"], mine["oldest_granted"], mine["messages"]) == (1, 0, None, [])
 
 
 def test_who_received_a_message_again_holds_it(orders: httpx.Client) -> None:

@@ -4,7 +4,9 @@ import csv
 import html
 import io
 import re
+from typing import Any
 
+from tests.admin.test_failures import fail
 from tests.console.conftest import CONSOLE, QUEUES, Api, Visitor
 from tests.console.hostile import SOME, tags
 from tests.console.test_pages import plain
@@ -123,3 +125,13 @@ def test_a_queue_that_stands_still_says_behind_what(api: Api, visitor: Visitor) 
     assert f"blocked by {sent[0]} of its group, in flight at mailer of eu until" in plain(
         visitor.get(f"/console/messages/{sent[2]}").text
     )
+
+
+def test_what_waits_for_its_retry_is_held_by_nobody(server: Any, api: Api, visitor: Visitor) -> None:
+    api.create("orders")
+    message = fail(server, api.client, "wrong", "orders")
+    listed = plain(visitor.get(f"{CONSOLE}/orders").text).partition("Who holds it, who waits")[2]
+    assert f" {message} nobody: it waits for its retry " in listed, listed[:300]
+    page = plain(visitor.get(f"/console/messages/{message}").text)
+    assert ": nobody works on it, it waits for its retry " in page
+    assert " last held by " in page

@@ -109,7 +109,7 @@ def test_a_retry_holds_its_group_and_says_so(stage: Stage) -> None:
     send(stage, queue, "a", 2)
     stage.extend(queue, stage.take(queue).handle, 10 * MINUTE_US, report=RAISED)
     (group,) = blocked(stage, queue).shown
-    assert (group.messages, group.ending, group.head.due) == (1, 2, stage.now + 10 * MINUTE_US)
+    assert (group.messages, group.head.ending, group.head.due) == (1, 2, stage.now + 10 * MINUTE_US)
 
 
 def test_a_lease_that_has_ended_holds_nothing_back(stage: Stage) -> None:

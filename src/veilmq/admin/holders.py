@@ -116,6 +116,7 @@ def _shown(lease: HeldLease, holder: dict[str, Any] | None) -> dict[str, Any]:
         "id": id_text(lease.id),
         "sequence": lease.sequence,
         "holder": holder,
+        "retries": lease.ending == LeaseEnding.RETRY,
         "granted": lease.granted,
         "due": lease.due,
         "receive_count": lease.attempt,
@@ -146,7 +147,7 @@ def blocked_page(reader: Reader, key: QueueKey, wanted: BlockedInput, now: Insta
         found, clients = view.blocked(queue, now, wanted.limit), Clients(view)
         held = [
             {"group": each.group, "since": each.since, "messages": each.messages}
-            | {"message": shown_head(each.head, clients), "retries": each.ending == LeaseEnding.RETRY}
+            | {"message": shown_head(each.head, clients), "retries": each.head.ending == LeaseEnding.RETRY}
             for each in found.shown
         ]
     return {"at": now} | _counts(found) | {"held": held}

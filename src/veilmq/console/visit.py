@@ -30,7 +30,9 @@ from veilmq.model.settings.access import Action
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 """The last four are wide forms, which some spreadsheets take for the others. Source: OWASP, CSV Injection."""
 _ONCE: Final = re.compile(r"[0-9a-f]{32}")
-_REUSED: Final = "This form was sent before, with other contents. Nothing was done now: send it again if you want this, too."
+_REUSED: Final = (
+    "This form was sent before, with other contents. Nothing was done now: send it again if you want this, too."
+)
 Work = Callable[[dict[str, str], str], Awaitable[Done]]
 """Does what a form asks for; the second argument is the form's key. Raises ApiRefused."""
 

@@ -85,6 +85,8 @@ class FoundMessage(NamedTuple):
     body: bytes
     holder: int | None
     """The origin that has, or last had, its lease."""
+    ending: int
+    """What it means if that lease ends: `LeaseEnding`."""
 
 
 class AccountCounts(NamedTuple):
@@ -96,7 +98,7 @@ class AccountCounts(NamedTuple):
 
 
 class HeldBy(NamedTuple):
-    """A message that some client has."""
+    """A message that some client has and works on."""
 
     queue: QueueKey
     id: bytes
@@ -106,7 +108,7 @@ class HeldBy(NamedTuple):
 
 
 class HeldByOrigin(NamedTuple):
-    """Messages in flight, by origin."""
+    """Messages in flight, by origin; not those that it gave back for a retry."""
 
     held: dict[int, tuple[int, Instant]]
     """How many, and since when the oldest lease."""

@@ -20,7 +20,7 @@ from veilmq.admin.history.trace import sends_with, trace
 from veilmq.admin.holders import Clients, shown_head
 from veilmq.model.commands import Origin, RecordPeek
 from veilmq.model.errors import QueueMissing
-from veilmq.model.events import Event
+from veilmq.model.events import Event, LeaseEnding
 from veilmq.model.instant import Instant
 from veilmq.model.messages import id_text
 from veilmq.model.settings.queue import QueueKey
@@ -207,6 +207,7 @@ def _whole(view: View, found: FoundMessage, bodies: bool) -> dict[str, Any]:
         shown |= {"state": "quarantined", "quarantined": found.listed.quarantined}
     if found.holder is not None and shown["receive_count"]:
         shown["holder"] = shown_client(*(view.origin_names(found.holder) or ("", "", "")))
+        shown["retries"] = shown["state"] == "in flight" and found.ending == LeaseEnding.RETRY
     if bodies:
         shown |= _body(found.body)
     return shown

@@ -102,7 +102,8 @@ def message_blocks(messages: Iterable[Mapping[str, Any]], *, whole: bool = False
         elif "state" in message:
             until = f" until {instant(message['due'])} UTC" if message["state"] in {"in flight", "delayed"} else ""
             print(f"  queue   {message['account']}/{message['region']}/{message['name']}")
-            print(f"  state   {message['state']}{until}, expires {instant(message['expires'])} UTC")
+            retries = ", waits for its retry" if message.get("retries") else ""
+            print(f"  state   {message['state']}{until}{retries}, expires {instant(message['expires'])} UTC")
         if "blocked_by" in message:
             print(f"  blocked by  {message['blocked_by']['id']} of its group, {message['blocked_by']['state']}")
         if "holder" in message:

@@ -111,15 +111,15 @@ def _blocked(each: Mapping[str, Any], now: int) -> list[object]:
     head = each["message"]
     since = "" if head["holder"] is None else instant(head["granted"])
     waited = duration(max(0, now - each["since"]))
-    place = [printable(each["group"]), each["messages"], waited, head["id"], head_text(head, retries=each["retries"])]
+    place = [printable(each["group"]), each["messages"], waited, head["id"], holder_text(head)]
     return [*place, since, instant(head["due"]), head["receive_count"]]
 
 
-def head_text(head: Mapping[str, Any], *, retries: bool = False) -> str:
-    """Who holds a message that others wait for."""
-    if head["holder"] is None:
+def holder_text(message: Mapping[str, Any]) -> str:
+    """Who holds a message that is delayed or in flight."""
+    if message["holder"] is None:
         return "nobody: it is delayed"
-    return "nobody: it waits for its retry" if retries else client_text(head["holder"])
+    return "nobody: it waits for its retry" if message["retries"] else client_text(message["holder"])
 
 
 def list_failures(
@@ -269,7 +269,7 @@ def _held(each: Mapping[str, Any], now: int) -> list[object]:
     since, due = each["granted"], each["due"]
     ended = "" if due > now else " (ended)"
     held = duration(max(0, now - since))
-    return [each["id"], client_text(each["holder"]), instant(since), held, instant(due) + ended, each["receive_count"]]
+    return [each["id"], holder_text(each), instant(since), held, instant(due) + ended, each["receive_count"]]
 
 
 def client_text(client: Mapping[str, Any]) -> str:

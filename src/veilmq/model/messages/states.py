@@ -81,6 +81,8 @@ class HeldLease(NamedTuple):
     group: str | None
     type: str | None
     origin: int
+    ending: int
+    """What it means if the lease ends: `LeaseEnding`."""
 
 
 class BlockedGroup(NamedTuple):
@@ -92,8 +94,6 @@ class BlockedGroup(NamedTuple):
     messages: int
     """How many wait; at least so many, if the bound on all of them was reached."""
     head: HeldLease
-    ending: int
-    """What it means if the head's lease ends: `LeaseEnding`."""
 
 
 class Blocked(NamedTuple):

@@ -264,14 +264,14 @@ def blocked_of(connection: apsw.Connection, queue: LiveQueue, now: int, leases_m
     messages = sum(counted.values())
     holding = leases(connection, [each.sequence for each in found[:shown_max]])
     shown = [
-        BlockedGroup(each.group, each.since, max(1, counted.get(each.line, 0)), *holding[each.sequence])
+        BlockedGroup(each.group, each.since, max(1, counted.get(each.line, 0)), holding[each.sequence])
         for each in found[:shown_max]
         if each.sequence in holding
     ]
     return Blocked(messages, len(found), shown, is_all and messages < COUNTED_MAX)
 
 
-def leases(connection: apsw.Connection, sequences: list[int]) -> dict[int, tuple[HeldLease, int]]:
-    """The leases or delays of hidden messages, and what it means if they end (LeaseEnding)."""
+def leases(connection: apsw.Connection, sequences: list[int]) -> dict[int, HeldLease]:
+    """The leases or delays of hidden messages, by sequence."""
     rows = rows_of(connection, _LEASES, (numbers(sequences),)) if sequences else []
-    return {row[1]: (HeldLease(*row[:-1]), row[-1]) for row in rows}
+    return {row[1]: HeldLease(*row) for row in rows}

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import apsw
 
-from veilmq.model.events import Event, HeldMessage
+from veilmq.model.events import Event, HeldMessage, LeaseEnding
 from veilmq.model.messages import NO_EXTRAS, marked_id
 from veilmq.model.messages.states import Blocked, HeldLease
 from veilmq.model.moves import JobInfo, MoveInfo
@@ -61,22 +61,23 @@ _HIDDEN: Final = (
     " WHERE l.generation = ? AND l.hidden = 1 AND (l.due, l.sequence) > (?, ?) ORDER BY l.due, l.sequence LIMIT ?"
 )
 _LEASES: Final = (
-    "SELECT l.due, m.sequence, m.id, l.attempt, l.rotation, l.granted, l.first, m.group_id, m.type, l.origin"
+    "SELECT l.due, m.sequence, m.id, l.attempt, l.rotation, l.granted, l.first, m.group_id, m.type, l.origin, l.ending"
     " FROM lease l INDEXED BY lease_hidden JOIN message m ON m.sequence = l.sequence"
     " WHERE l.generation = ? AND l.hidden = 1 AND (l.due, l.sequence) > (?, ?) ORDER BY l.due, l.sequence LIMIT ?"
 )
 _LOOKED_AT: Final = (
-    "SELECT sequence, generation, origin, granted, due, attempt FROM lease INDEXED BY lease_hidden WHERE hidden = 1 AND"
-    " {} LIMIT :limit"
+    "SELECT sequence, generation, origin, granted, due, attempt, ending FROM lease INDEXED BY lease_hidden"
+    " WHERE hidden = 1 AND {} LIMIT :limit"
 )
 _OF_ALL, _OF_ONE = "generation NOT IN (SELECT generation FROM garbage)", "generation = :generation"
+_IS_HELD: Final = f"attempt > 0 AND ending <> {LeaseEnding.RETRY:d}"
 _HELD_BY: Final = (
-    f"SELECT origin, attempt > 0 AS leased, count(*), min(granted) FROM ({_LOOKED_AT}) GROUP BY origin, leased"
+    f"SELECT origin, {_IS_HELD} AS leased, count(*), min(granted) FROM ({_LOOKED_AT}) GROUP BY origin, leased"
 )
 _OLDEST_HELD: Final = (
     "SELECT h.origin, h.generation, m.id, h.granted, h.due, h.attempt FROM ("
     " SELECT *, row_number() OVER (PARTITION BY origin ORDER BY granted, sequence) AS place"
-    f" FROM ({_LOOKED_AT}) WHERE attempt > 0) h CROSS JOIN message m ON m.sequence = h.sequence WHERE h.place <= :each"
+    f" FROM ({_LOOKED_AT}) WHERE {_IS_HELD}) h CROSS JOIN message m ON m.sequence = h.sequence WHERE h.place <= :each"
 )
 _KEYS: Final = (
     "SELECT generation, account, region, name FROM queue WHERE deleted IS NULL"
@@ -101,8 +102,8 @@ _QUEUE: Final = (
     "SELECT account, region, name, generation, settings FROM queue WHERE incarnation = ? AND deleted IS NULL"
 )
 _MESSAGE: Final = (
-    f"SELECT {HELD_COLUMNS}, d.at, m.sender, m.extras, m.md5, m.body, nullif(l.origin, 0) FROM message m"
-    " LEFT JOIN lease l ON l.sequence = m.sequence LEFT JOIN quarantine d ON d.sequence = m.sequence"
+    f"SELECT {HELD_COLUMNS}, d.at, m.sender, m.extras, m.md5, m.body, nullif(l.origin, 0), coalesce(l.ending, 0)"
+    " FROM message m LEFT JOIN lease l ON l.sequence = m.sequence LEFT JOIN quarantine d ON d.sequence = m.sequence"
     " WHERE m.sequence = ? AND m.generation = ?"
 )
 _CONTAINING: Final = (
@@ -156,7 +157,7 @@ class SqliteView:
         for each in replay(self._connection, queue.generation).values():
             row = each.row
             if each.leased and (each.due, row.sequence) > (due, sequence):
-                one = (row.sequence, row.id, 1, 0, each.granted, each.granted, row.group, row.type, each.origin)
+                one = (row.sequence, row.id, 1, 0, each.granted, each.granted, row.group, row.type, each.origin, 0)
                 found.append(HeldLease(each.due, *one))
         return sorted(found)[:limit]
 
@@ -171,7 +172,7 @@ class SqliteView:
         found, _ = heads_of(self._connection.execute, queue, now, LEASES_LOOKED_AT_MAX)
         wanted = {each.sequence: each.group for each in found if each.group in groups}
         leases = leases_of(self._connection, list(wanted))
-        return {wanted[sequence]: lease for sequence, (lease, _) in leases.items()}
+        return {wanted[sequence]: lease for sequence, lease in leases.items()}
 
     def held_by_origin(self, limit: int, each_max: int = 0, queue: QueueState | None = None) -> HeldByOrigin:
         """See `View.held_by_origin`."""
@@ -221,12 +222,12 @@ class SqliteView:
             row = next(iter(rows_of(self._connection, _MESSAGE, (sequence, generation))), None)
         else:
             holder = unflushed.origin if unflushed.leased else None
-            row = (*_listed(unflushed), unflushed.row.md5, unflushed.row.body, holder)
+            row = (*_listed(unflushed), unflushed.row.md5, unflushed.row.body, holder, 0)
         if row is None:
             return None
         retention_us = SETTINGS_DECODER.decode(packed).retention_us
-        *listed, digest, body, holder = row
-        return FoundMessage(QueueKey(*key), retention_us, _shown(tuple(listed)), digest, body, holder)
+        *listed, digest, body, holder, ending = row
+        return FoundMessage(QueueKey(*key), retention_us, _shown(tuple(listed)), digest, body, holder, ending)
 
     def quarantined(
         self, wanted: Callable[[QueueKey], bool], behind: int, limit: int, body_bytes_max: int
