@@ -1,6 +1,7 @@
 """The sentence that says what happened to a message, in stories that a real engine and store lived by a clock."""
 
 from collections.abc import Callable, Iterator
+from hashlib import md5
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,20 +18,24 @@ from veilmq.model.commands import (
     AfterExpiry,
     AnyCommand,
     CreateQueue,
+    CreateTopic,
     Delete,
     DeleteQueue,
     Extend,
     Origin,
+    Publish,
     PurgeQueue,
     Receive,
     StartMove,
+    Subscribe,
     Undeliver,
 )
 from veilmq.model.events import EventRecord
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.messages import Extras, Failure, Report, Reported
-from veilmq.model.outcomes import Outcome, Received, Sent
+from veilmq.model.outcomes import Outcome, Published, Received, Sent
 from veilmq.model.settings.queue import QueueKey, RedrivePolicy
+from veilmq.model.settings.topic import SubscriptionSettings, TopicKey
 from veilmq.testing.for_each import for_each
 
 QUEUE: Final = QueueKey("000000000000", "us-east-1", "orders")
@@ -39,6 +44,7 @@ FIFO: Final = QueueKey("000000000000", "us-east-1", "orders.fifo")
 TEN: Final = Instant(1_764_151_200_000_000)
 """2025-11-26 10:00:00 UTC."""
 SHOP, A, B, C = (Origin("sqs", "AKIA1", name) for name in ("shop", "worker-a", "worker-b", "worker-c"))
+NEWS: Final = TopicKey("000000000000", "us-east-1", "news")
 OPERATOR: Final = Origin("admin", "ann", "console Mozilla/5.0")
 
 
@@ -388,6 +394,21 @@ def sent_twice(on: Theatre) -> None:
     on.send(FIFO, extras=extras)
 
 
+def published(on: Theatre) -> None:
+    """Its copies are done: no event of them names the id that the publish answered but `sent`."""
+    on.call(CreateTopic(topic=NEWS, origin=OPERATOR))
+    for queue in (QUEUE, DEAD):
+        settings = SubscriptionSettings(endpoint=queue.name, queue=queue)
+        on.call(Subscribe(topic=NEWS, origin=OPERATOR, name=queue.name, settings=settings))
+    digest = md5(b"x", usedforsecurity=False).digest()
+    (got,) = on.call(Publish(topic=NEWS, origin=SHOP, body="x", md5=digest, size_bytes=1))
+    assert isinstance(got, Published)
+    on.message = got.id
+    for queue in (QUEUE, DEAD):
+        on.delete(A, on.receive(A, queue), queue)
+    on.at(9, 0)
+
+
 STORIES: Final[list[tuple[Story, str, str]]] = [
     (
         waiting,
@@ -403,6 +424,12 @@ STORIES: Final[list[tuple[Story, str, str]]] = [
         rescheduled,
         "delayed",
         "Delayed: sent to orders at 10:00:00 by shop, it can be received from 10:10:00 on.",
+    ),
+    (
+        published,
+        "published",
+        "Published to news at 10:00:00 by shop: 2 copies made. Each copy has an id of its own; its event `sent`"
+        " names this one.",
     ),
     (
         in_flight,
@@ -672,6 +699,12 @@ SHORT: Final = [
             event("dead_lettered", 4, attempt=1, detail={"target_queue": "dead", "receives": 0}),
         ],
         "Not delivered: pushed once, last at 10:00:03 (status 500). It went to dead at 10:00:04. It waits in dead.",
+    ),
+    (
+        "published",
+        [event("published", 0, detail={"topic": "1/r/news", "copies": 0, "dead_lettered": 1, "left_out": 2})],
+        "Published to news at 10:00:00 by shop: 0 copies made, 1 that a queue could not take sent to a dead-letter"
+        " queue, 2 that a queue could not take left out. What was before 10:00:00 is no longer kept.",
     ),
     (
         "deleted",

@@ -371,6 +371,19 @@ def _says_delayed(life: Life) -> str:
     )
 
 
+def _says_published(life: Life) -> str:
+    topic, copies = str(life.published.get("topic", "")).rpartition("/")[2], life.published.get("copies", 0)
+    by = f" by {life.sender}" if life.sender else ""
+    parts = [f"{copies} cop{'y' if copies == 1 else 'ies'} made"]
+    parts += [
+        f"{life.published[name]} that a queue could not take {became}"
+        for name, became in (("dead_lettered", "sent to a dead-letter queue"), ("left_out", "left out"))
+        if life.published.get(name)
+    ]
+    own = " Each copy has an id of its own; its event `sent` names this one." if copies else ""
+    return f"Published to {topic} at {_at(life, life.sent)}{by}: {', '.join(parts)}.{own}"
+
+
 def _says_waiting(life: Life) -> str:
     if life.sent is None:
         return f"Waiting in {life.queue}, {_received(life)} as far as the history goes."
@@ -454,6 +467,7 @@ RULES: Final = (
     Rule("in_flight", _last_was(""), _says_in_flight),
     Rule("retry", lambda life: _last_was("failed")(life) and _is_later(life, life.leases[-1].retry_at), _says_retry),
     Rule("back", lambda life: life.last is not None, _says_back),
+    Rule("published", lambda life: bool(life.published), _says_published),
     Rule(
         "delayed",
         lambda life: life.sent is not None and max(life.visible or 0, life.rescheduled or 0) > life.now,

@@ -124,7 +124,9 @@ class Life(msgspec.Struct):
     sender: str = ""
     visible: Instant | None = None
     """When its first delay ends."""
-    topic: str = ""
+    published: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    """What the publish says, if this is the id that it answered: `topic`, `copies`, perhaps `dead_lettered` and
+    `left_out`. The copies have other ids."""
     leases: list[Lease] = msgspec.field(default_factory=list)
     moves: list[Move] = msgspec.field(default_factory=list)
     absorbed: list[Instant] = msgspec.field(default_factory=list)
@@ -187,7 +189,7 @@ def _take(life: Life, by_attempt: dict[tuple[int | None, int | None], Lease], ev
     if kind == "sent":
         life.sent, life.sender, life.visible, life.queue = at, label(event), event.visible_since, event.queue or ""
     elif kind == "published":
-        life.sent, life.sender, life.topic = at, label(event), str(detail.get("topic", ""))
+        life.sent, life.sender, life.published = at, label(event), detail
     elif kind == "received":
         since = event.visible_since
         lease = Lease(
