@@ -31,7 +31,7 @@ from veilmq.model.commands import (
     Undeliver,
 )
 from veilmq.model.events import EventRecord
-from veilmq.model.instant import SECOND_US, Instant
+from veilmq.model.instant import DAY_US, SECOND_US, Instant
 from veilmq.model.messages import Extras, Failure, Report, Reported
 from veilmq.model.outcomes import Outcome, Published, Received, Sent
 from veilmq.model.settings.queue import QueueKey, RedrivePolicy
@@ -718,6 +718,25 @@ SHORT: Final = [
 def test_rules_of_what_a_test_cannot_live(rule: str, events: list[EventRecord], sentence: str) -> None:
     story = shown_story(events, Instant(TEN + 60 * SECOND_US), is_complete=events[0] is SENT)
     assert story == {"rule": rule, "sentence": sentence}
+
+
+def test_a_sentence_names_the_first_and_the_last_of_many_lost_leases() -> None:
+    many = 1_500
+    events = [SENT]
+    for number in range(1, many + 1):
+        events.append(event("received", number * 10, attempt=number, lease_us=SECOND_US, client=f"w{number}"))
+        if number < many:
+            events.append(event("lease_expired", number * 10 + 1, attempt=number))
+    events.append(event("deleted", many * 10, attempt=many))
+    events += [event("delete_refused", many * 10 + 1, attempt=each, detail={}) for each in range(1, many)]
+    story = shown_story(events, Instant(TEN + DAY_US), is_complete=True)
+    assert story is not None
+    assert story["sentence"].startswith(
+        "Processed 1500 times: w1's lease of 1 s ended at 10:00:11 while it worked; w2's lease of 1 s ended at"
+        " 10:00:21 while it worked; so did 1496 more; w1499's lease of 1 s ended at 14:09:51 while it worked; w1500"
+        " deleted it at 14:10:00; w1's delete at 14:10:01 was refused; w2's"
+    )
+    assert len(story["sentence"]) < 700
 
 
 def test_every_rule_has_a_story() -> None:

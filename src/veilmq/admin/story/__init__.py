@@ -19,6 +19,8 @@ _LEASES_S: Final = (1, 2, 5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 300, 600, 900
 """Lengths of leases that people choose."""
 _ROOM: Final = 1.15
 """A lease that is to cover a work is so much longer."""
+_LOST_NAMED_MAX: Final = 3
+"""Of leases that ran out while their holder worked: the first ones and the last."""
 _TURNS: Final = ("once", "twice")
 
 
@@ -138,14 +140,17 @@ def _says_worked_twice(life: Life) -> str:
     lost = [lease for lease in _late(life) if lease.ending != "deleted"]
     winner = _deleter(life)
     assert winner is not None
+    named = lost if len(lost) <= _LOST_NAMED_MAX else [*lost[: _LOST_NAMED_MAX - 1], lost[-1]]
     parts = [
-        f"{life.name(lease)}'s lease of {_length(lease)} ended at {_at(life, lease.expired)} while it worked"
-        for lease in lost
+        f"{lease.name}'s lease of {_length(lease)} ended at {_at(life, lease.expired)} while it worked"
+        for lease in named
     ]
-    parts.append(f"{life.name(winner)} deleted it at {_at(life, winner.ended)}")
+    if len(named) < len(lost):
+        parts.insert(-1, f"so did {len(lost) - len(named)} more")
+    parts.append(f"{winner.name} deleted it at {_at(life, winner.ended)}")
     parts += [
-        f"{life.name(lease)}'s delete at {_at(life, lease.late_delete.at)} was refused"
-        for lease in lost
+        f"{lease.name}'s delete at {_at(life, lease.late_delete.at)} was refused"
+        for lease in named
         if lease.late_delete is not None
     ]
     return f"Processed {times(len(lost) + 1)}: {'; '.join(parts)}.{_advice(life)}"
@@ -174,8 +179,8 @@ def _says_working_twice(life: Life) -> str:
     lost = next(lease for lease in _late(life) if lease is not last and lease.refused)
     refused = lost.refused[-1]
     return (
-        f"Being processed again: {life.name(lost)}'s lease of {_length(lost)} ended at {_at(life, lost.expired)}"
-        f" while it worked, and its {refused.act} at {_at(life, refused.at)} was refused; {life.name(last)} has it"
+        f"Being processed again: {lost.name}'s lease of {_length(lost)} ended at {_at(life, lost.expired)}"
+        f" while it worked, and its {refused.act} at {_at(life, refused.at)} was refused; {last.name} has it"
         f" until {_at(life, last.due)}.{_advice(life)}"
     )
 
@@ -184,7 +189,7 @@ def _says_deleted_late(life: Life) -> str:
     winner = _deleter(life)
     assert winner is not None
     return (
-        f"Processed once, but late: {life.name(winner)}'s lease of {_length(winner)} ended at"
+        f"Processed once, but late: {winner.name}'s lease of {_length(winner)} ended at"
         f" {_at(life, winner.expired)}, and it deleted the message at {_at(life, winner.ended)}, before anybody else"
         f" received it.{_advice(life)}"
     )
@@ -194,7 +199,7 @@ def _says_resumed(life: Life) -> str:
     winner = _deleter(life)
     assert winner is not None
     return (
-        f"Processed once: {life.name(winner)}'s lease of {span(winner.lease_us)} had ended at"
+        f"Processed once: {winner.name}'s lease of {span(winner.lease_us)} had ended at"
         f" {_at(life, winner.expired)} when it extended it at {_at(life, winner.resumed)}; nobody else had received the"
         f" message, and it deleted it at {_at(life, winner.ended)}."
     )
@@ -206,9 +211,9 @@ def _says_after_loss(life: Life) -> str:
     lost = [lease for lease in life.leases if lease.ending == "expired"]
     last = lost[-1]
     return (
-        f"Processed on receive {life.leases.index(winner) + 1}: {life.name(last)}'s lease of {_length(last)}"
+        f"Processed on receive {life.leases.index(winner) + 1}: {last.name}'s lease of {_length(last)}"
         f" ended at {_at(life, last.expired)} without a sign of it, as of a worker that died or gave up;"
-        f" {life.name(winner)} received it at {_at(life, winner.began)} and deleted it at {_at(life, winner.ended)}."
+        f" {winner.name} received it at {_at(life, winner.began)} and deleted it at {_at(life, winner.ended)}."
     )
 
 
@@ -219,7 +224,7 @@ def _says_after_failures(life: Life) -> str:
     error = failed[-1].error
     return (
         f"Processed on receive {life.leases.index(winner) + 1}: workers gave it back {times(len(failed))}"
-        f"{f', at last for {error}' if error else ''}; {life.name(winner)} deleted it at {_at(life, winner.ended)}."
+        f"{f', at last for {error}' if error else ''}; {winner.name} deleted it at {_at(life, winner.ended)}."
     )
 
 
@@ -229,7 +234,7 @@ def _says_after_release(life: Life) -> str:
     given_back = [lease for lease in life.leases if lease.ending in {"released", "undelivered"}]
     return (
         f"Processed on receive {life.leases.index(winner) + 1}: it was given back {times(len(given_back))} before, by"
-        f" {life.name(given_back[-1])} at {_at(life, given_back[-1].ended)}; {life.name(winner)} deleted it at"
+        f" {given_back[-1].name} at {_at(life, given_back[-1].ended)}; {winner.name} deleted it at"
         f" {_at(life, winner.ended)}."
     )
 
@@ -241,7 +246,7 @@ def _says_done(life: Life) -> str:
     extended = f", extended {times(len(winner.extended))}" if winner.extended else ""
     ended_us = (winner.ended or winner.began) - winner.began
     return (
-        f"Processed once: {life.name(winner)} received it at {_at(life, winner.began)}{waited} and deleted it"
+        f"Processed once: {winner.name} received it at {_at(life, winner.began)}{waited} and deleted it"
         f" {span(ended_us)} later{extended}."
     )
 
@@ -265,11 +270,11 @@ def _where_now(life: Life) -> str:
     if life.end == "deleted" and _deleter(life) is not None:
         winner = _deleter(life)
         assert winner is not None
-        return f" {life.name(winner)} deleted it from {winner.queue} at {_at(life, winner.ended)}."
+        return f" {winner.name} deleted it from {winner.queue} at {_at(life, winner.ended)}."
     if life.end:
         return f" {_ENDS[life.end]} at {_at(life, life.ended)}."
     if here and not here[-1].ending:
-        return f" {life.name(here[-1])} has it until {_at(life, here[-1].due)}."
+        return f" {here[-1].name} has it until {_at(life, here[-1].due)}."
     return f" It waits in {life.queue}." if life.queue else " It waits there."
 
 
@@ -325,7 +330,7 @@ def _says_in_flight(life: Life) -> str:
     over = "ended" if last.due <= life.now else "ends"
     reason = _reason_of(life.leases[-2], life) if before else ""
     return (
-        f"In flight{again}: {life.name(last)} received it at {_at(life, last.began)}, and its lease {over} at"
+        f"In flight{again}: {last.name} received it at {_at(life, last.began)}, and its lease {over} at"
         f" {_at(life, last.due)}{extended}.{reason}"
     )
 
@@ -338,11 +343,11 @@ def _reason_of(lease: Lease, life: Life) -> str:
     """Why the lease before did not end with a delete."""
     at = _at(life, lease.ended) if lease.ended is not None else ""
     if lease.ending == "expired":
-        return f" Before, {life.name(lease)}'s lease of {_length(lease)} ended at {at} without a sign of it."
+        return f" Before, {lease.name}'s lease of {_length(lease)} ended at {at} without a sign of it."
     if lease.ending == "failed":
-        return f" Before, {life.name(lease)} gave it back at {at}{f' for {lease.error}' if lease.error else ''}."
+        return f" Before, {lease.name} gave it back at {at}{f' for {lease.error}' if lease.error else ''}."
     if lease.ending:
-        return f" Before, {life.name(lease)} gave it back at {at}."
+        return f" Before, {lease.name} gave it back at {at}."
     return ""
 
 
@@ -351,7 +356,7 @@ def _says_retry(life: Life) -> str:
     assert last is not None
     error = f" for {last.error}" if last.error else ""
     return (
-        f"Waiting for a retry, {_received(life)}: {life.name(last)} gave it back at {_at(life, last.ended)}{error}; it"
+        f"Waiting for a retry, {_received(life)}: {last.name} gave it back at {_at(life, last.ended)}{error}; it"
         f" can be received from {_at(life, last.retry_at)} on."
     )
 

@@ -68,6 +68,8 @@ class Lease(msgspec.Struct):
     resumed: Instant | None = None
     error: str = ""
     retry_at: Instant | None = None
+    name: str = ""
+    """Of its holder: its own name if no other lease had it, else by its turn."""
     refused: list[Refused] = msgspec.field(default_factory=list)
 
     @property
@@ -144,13 +146,6 @@ class Life(msgspec.Struct):
     """With how many others it was purged, itself included."""
     timeout_of: TimeoutOf = unknown
 
-    def name(self, lease: Lease) -> str:
-        """The holder of a lease: by its own name if no other lease had it, else by its turn."""
-        names = Counter(each.who for each in self.leases)
-        if lease.who and names[lease.who] == 1:
-            return lease.who
-        return f"receiver {self.leases.index(lease) + 1}"
-
     @property
     def last(self) -> Lease | None:
         """The last lease."""
@@ -170,6 +165,9 @@ def life_of(events: Sequence[EventRecord], now: Instant, *, is_complete: bool, t
     by_attempt: dict[tuple[int | None, int | None], Lease] = {}
     for event in events:
         _take(life, by_attempt, event)
+    often = Counter(lease.who for lease in life.leases)
+    for turn, lease in enumerate(life.leases, 1):
+        lease.name = lease.who if lease.who and often[lease.who] == 1 else f"receiver {turn}"
     return life
 
 

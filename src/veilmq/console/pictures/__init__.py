@@ -461,7 +461,7 @@ def _bar(scale: _Scale, y: float, start: int, stop: int, kind: str, title: str) 
 def _draw_lease(life: Life, lease: Lease, scale: _Scale, drawing: Drawing, y: float) -> None:
     ended = lease.ended if lease.ended is not None else max(lease.due, lease.began)
     held = lease.expired if lease.expired is not None and lease.resumed is None else ended
-    name = life.name(lease)
+    name = lease.name
     drawing.rows.append(LifeRow(y, name, f"receive {lease.attempt} of {lease.queue}"))
     title = (
         f"{name} received it at {clock_time(lease.began, life.first)} for {duration(lease.lease_us)}"
