@@ -148,6 +148,25 @@ def test_an_unused_session_ends_and_the_view_is_kept(api: Api, visitor: Visitor)
     assert answer.headers["location"] == f"{CONSOLE}/orders?type=a"
 
 
+def test_a_form_that_outlives_its_session_leads_back_to_its_page(api: Api, server: Any, visitor: Visitor) -> None:
+    api.create("orders")
+    fields, page = visitor.fields(f"{CONSOLE}/orders/send"), f"{CONSOLE}/orders"
+    api.later(61 * 60)
+
+    def back_from(path: str, referer: str = "") -> str:
+        answer = visitor.post(path, data=fields | {"body": "x"}, headers={"referer": referer} if referer else {})
+        sign_in = visitor.get(answer.headers["location"]).text
+        assert "what you sent was not done, and what you typed is lost" in sign_in
+        return hidden(sign_in, "/console/sign-in")["next"]
+
+    assert back_from(f"{page}/send", f"{server.url}{page}/send?template=a%26b") == f"{page}/send?template=a%26b"
+    assert back_from(f"{page}/send") == f"{page}/send", "a browser that does not say where it was"
+    assert back_from(f"{page}/send", f"{server.url}{page}/send/fill") == f"{page}/send", "no page to GET"
+    assert back_from(f"{page}/send/drop") == f"{page}/send"
+    assert back_from(f"{page}/send", f"http://evil.example{page}/send?x=1") == f"{page}/send"
+    assert back_from("/console/sign-out", f"{server.url}//evil.example/") == "/console/"
+
+
 def test_a_session_ends_after_half_a_day_however_it_is_used(api: Api, visitor: Visitor) -> None:
     for _ in range(12):
         assert visitor.get("/console/").status_code == 200

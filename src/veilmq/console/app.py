@@ -13,14 +13,14 @@ from collections.abc import Awaitable, Callable, Iterable
 from importlib.resources import files
 from ipaddress import ip_address
 from typing import Final
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, unquote, urlencode, urlsplit
 
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from veilmq.admin.access import Access
@@ -167,9 +167,23 @@ async def _sign_in(request: Request, error: Exception) -> Response:
         # A link on another site brings no cookie of ours (SameSite=Strict); from our own page it does.
         return page("arriving.html", target=here)
     if request.method != "GET":
-        here = HOME
-    members = {"next": here} | ({"over": "1"} if error.is_over else {})
+        members = {"next": _page_of_form(request), "over": "form"}
+    else:
+        members = {"next": here} | ({"over": "1"} if error.is_over else {})
     return RedirectResponse(f"{SIGN_IN}?{urlencode(members, quote_via=quote)}", 303)
+
+
+def _page_of_form(request: Request) -> str:
+    """Where the form stands that was sent: as the browser says, if that is a page of ours, or as its own path says."""
+    # The guard has compared Origin with this host.
+    came = request.headers.get("referer", "").removeprefix(request.headers.get("origin", ""))
+    path = request.url.path
+    for target in (came, path, path.rpartition("/")[0]):
+        place = target.partition("?")[0]
+        scope = {"type": "http", "method": "GET", "path": unquote(place), "root_path": ""}
+        if any(route.matches(scope)[0] is Match.FULL for route in request.app.routes):
+            return target
+    return HOME
 
 
 async def _api_refused(request: Request, error: Exception) -> Response:

@@ -282,6 +282,10 @@ _CODE_CHARACTERS_MAX: Final = 100
 _WRONG: Final = "That is no secret of this server."
 _OVER: Final = "The session is over. Sign in again and go on where you were."
 
+_OVER_FORM: Final = (
+    "The session is over: what you sent was not done, and what you typed is lost. Sign in and do it again."
+)
+
 
 class SignInNeeded(Exception):
     """There is no session. is_over: there was one."""
@@ -343,7 +347,7 @@ class Entrance:
         """GET: the page of the sign-in. With `code`, of a link, it has one button, so that what only fetches a link
         does not use it up."""
         members = request.query_params
-        why = _OVER if "over" in members else ""
+        why = (_OVER_FORM if members["over"] == "form" else _OVER) if "over" in members else ""
         return self._page(_next(members.get("next", HOME)), why, code=members.get("code", "")[:_CODE_CHARACTERS_MAX])
 
     async def enter(self, request: Request) -> Response:
