@@ -139,6 +139,10 @@ def test_a_worker_works_while_somebody_looks(tab: Tab, api: Api, twice: str) -> 
     api.send("orders")
     receive(api, "work-2; pid 80")
     page.wait_for_selector("tr:has-text('work-2 pid 80') summary:has-text('2')")
+    quiet = page.inner_text(".as-of time")
+    page.wait_for_function("before => document.querySelector('.as-of time').textContent > before", arg=quiet)
+    api.later(31)
+    page.wait_for_selector("tr:has-text('work-2 pid 80') td:nth-child(5) time:text-is('–')")
     assert page.get_attribute("tr:has-text('work-2 pid 80') time", "datetime") != seen
     page.fill("input[name=queue]", "dead")
     page.click("button:text('Show')")

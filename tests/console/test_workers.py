@@ -49,13 +49,25 @@ def test_the_figures_of_workers_are_news_once(api: Api, visitor: Visitor) -> Non
     receive(api, A)
     answer = visitor.get(f"{WORKERS}/news")
     cells = answer.json()["cells"]
-    assert (cells["workers"], cells[f"admin/admin/{A}:holds"]) == ("1", "1")
-    names = set(re.findall(r'data-live="([^"]+)"', html.unescape(visitor.get(WORKERS).text)))
+    assert cells[f"admin/admin/{A}:holds"] == "1"
+    page = html.unescape(visitor.get(WORKERS).text)
+    names = set(re.findall(r'data-live="([^"]+)"', page))
     assert names == cells.keys(), "each cell of the page is news, and nothing else"
     assert visitor.get(f"{WORKERS}/news", headers={"if-none-match": answer.headers["etag"]}).status_code == 304
     receive(api, A)
     api.later(2)
-    assert visitor.get(f"{WORKERS}/news").json()["cells"][f"admin/admin/{A}:holds"] == "2"
+    (path,) = re.findall(r'data-news="([^"]+)"', page)
+    later = visitor.get(path)
+    assert (later.json()["cells"][f"admin/admin/{A}:holds"], later.json()["cells"]["others"]) == ("2", "")
+    assert later.headers["as-of"] > answer.headers["as-of"]
+    same = visitor.get(path, headers={"if-none-match": later.headers["etag"]})
+    assert (same.status_code, same.headers["as-of"]) == (304, later.headers["as-of"])
+    api.send("orders")
+    receive(api, B)
+    api.later(31)
+    news = visitor.get(path).json()["cells"]
+    assert news["others"] == "Others are here now: load the page again.", "the table lacks one"
+    assert (news[f"admin/admin/{A}:holds"], news[f"admin/admin/{A}:oldest"]) == ("0", "")
 
 
 def test_workers_are_exported_as_they_are_shown(api: Api, visitor: Visitor) -> None:

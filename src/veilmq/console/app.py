@@ -101,10 +101,10 @@ def console(service: Service, settings: Settings, token: str, api: ASGIApp) -> A
             if answer is None:
                 answer = await shown(visit)
                 news.keep(asked, visit.now, answer)
-            tag = answer.headers.get("etag")
-            if tag is not None and request.headers.get("if-none-match") == tag:
-                return Response(status_code=304, headers={"etag": tag})
-            return Response(answer.body, answer.status_code, {} if tag is None else {"etag": tag}, "application/json")
+            headers = {name: answer.headers[name] for name in ("as-of", "etag") if name in answer.headers}
+            if "etag" in headers and request.headers.get("if-none-match") == headers["etag"]:
+                return Response(status_code=304, headers=headers)
+            return Response(answer.body, answer.status_code, headers, "application/json")
 
         return endpoint
 

@@ -24,7 +24,7 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 from veilmq.admin.api import Refused
 from veilmq.console import ApiRefused, Calls
 from veilmq.console.sessions import Done, Session, form_of, hashed
-from veilmq.console.showing import clock_time, page
+from veilmq.console.showing import iso, page
 from veilmq.model.settings.access import Action
 
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
@@ -78,8 +78,10 @@ class Visit:
     def news(self, cells: Mapping[str, str], *, is_over: bool = False) -> Response:
         """Texts of cells for the page's script, and when they were true. is_over: the page shows something else now,
         and is to be loaded again."""
-        headers = {} if is_over else {"etag": f'"{hashed(repr(sorted(cells.items()))).hex()[:24]}"'}
-        return JSONResponse({"at": clock_time(self.now, self.now), "cells": cells, "over": is_over}, headers=headers)
+        headers = {"as-of": iso(self.now)}
+        if not is_over:
+            headers["etag"] = f'"{hashed(repr(sorted(cells.items()))).hex()[:24]}"'
+        return JSONResponse({"cells": cells, "over": is_over}, headers=headers)
 
     def download(self, name: str, rows: Sequence[Mapping[str, Any]]) -> Response:
         """The rows as an attachment, in the `form` that the address asks for. name: of the file, of characters that

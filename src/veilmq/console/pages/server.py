@@ -12,13 +12,14 @@ add them up reads many rollups.
 """
 
 from typing import Any, Final
+from urllib.parse import urlencode
 
 from starlette.responses import Response
 
 import veilmq
 from veilmq.console import ApiRefused
 from veilmq.console.pages.queue import key_of
-from veilmq.console.sessions import Done
+from veilmq.console.sessions import Done, hashed
 from veilmq.console.showing import count, duration, rate
 from veilmq.console.visit import Page, Visit
 from veilmq.server.config.settings import FIELDS, Address
@@ -203,21 +204,27 @@ async def workers(visit: Visit) -> Response:
     """The page."""
     found = await _found(visit)
     asked = {name: visit.members.get(name, "") for name in ("client", "queue", "sort")}
-    return visit.show(
-        "workers.html", found=found, asked=asked, sorts=SORTS, held_shown_max=HELD_SHOWN_MAX, nav="workers"
-    )
+    shown = {"found": found, "asked": asked, "sorts": SORTS, "held_shown_max": HELD_SHOWN_MAX}
+    return visit.show("workers.html", news=urlencode(visit.members | {"rows": _mark(found)}), nav="workers", **shown)
 
 
 async def news(visit: Visit) -> Response:
     """The cells of the page that may have changed."""
     found = await _found(visit)
-    cells = {"workers": count(len(found["workers"]))}
+    mark = _mark(found)
+    cells = {"others": "" if mark == visit.members.get("rows", mark) else "Others are here now: load the page again."}
     for each in found["workers"]:
         for name in ("holds", "waits", "failed", "lease_expired", "refused"):
             cells[f"{each['cell']}:{name}"] = count(each[name])
         cells[f"{each['cell']}:rate"] = rate(each["per_minute"]["deleted"])
         cells[f"{each['cell']}:seen"] = str(each["last_seen"] or "")
+        cells[f"{each['cell']}:oldest"] = str(each["oldest_granted"] or "")
     return visit.news(cells)
+
+
+def _mark(found: dict[str, Any]) -> str:
+    """Another one if there are other workers."""
+    return hashed(repr(sorted(each["cell"] for each in found["workers"]))).hex()[:12]
 
 
 async def export(visit: Visit) -> Response:

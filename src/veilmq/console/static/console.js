@@ -17,6 +17,7 @@ function duration(seconds) {
 }
 
 function ago(microseconds) {
+  if (!microseconds) return "–";
   const seconds = Date.now() / 1000 - Number(BigInt(microseconds) / 1000n) / 1000;
   if (Math.abs(seconds) < 1) return "now";
   return seconds > 0 ? `${duration(seconds)} ago` : `in ${duration(-seconds)}`;
@@ -24,7 +25,7 @@ function ago(microseconds) {
 
 function moveTo(time, microseconds) {
   time.dataset.ago = microseconds;
-  time.dateTime = time.title = new Date(Number(BigInt(microseconds) / 1000n)).toISOString();
+  time.dateTime = time.title = microseconds && new Date(Number(BigInt(microseconds) / 1000n)).toISOString();
   time.textContent = ago(microseconds);
 }
 
@@ -56,6 +57,7 @@ function follow(path) {
     try {
       const answer = await fetch(path, { headers, cache: "no-store", signal: AbortSignal.timeout(ANSWER_MS) });
       if (answer.status === 401) return stop("Signed out: load the page again");
+      if (answer.ok || answer.status === 304) asOf(answer.headers.get("as-of"));
       if (answer.ok) {
         news = await answer.json();
         tag = answer.headers.get("etag");
@@ -75,14 +77,17 @@ function follow(path) {
     await ask();
     looking = false;
   };
-  const show = ({ cells, at, over }) => {
-    if (over) return location.reload();
+  const asOf = (at) => {
     const served = document.querySelector(".as-of time");
-    served.textContent = at;
+    served.dateTime = served.title = at;
+    served.textContent = at.slice(11, 23);
+  };
+  const show = ({ cells, over }) => {
+    if (over) return location.reload();
     for (const each of document.querySelectorAll("[data-live]")) {
       const text = cells[each.dataset.live];
-      if (text === undefined || text === (each.dataset.ago || each.textContent)) continue;
-      if (each.dataset.ago) moveTo(each, text);
+      if (text === undefined || text === (each.dataset.ago ?? each.textContent)) continue;
+      if (each.dataset.ago !== undefined) moveTo(each, text);
       else each.textContent = text;
       each.classList.add("fresh");
       setTimeout(() => each.classList.remove("fresh"), 800);
