@@ -1,6 +1,8 @@
 """A clock that moves: what is due happens, in its order, before the call returns; and only in development mode."""
 
 import json
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -96,6 +98,24 @@ def test_settings_of_the_shell_are_not_for_it(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("VEILMQ_CREDENTIALS", "/nowhere")
     with LocalServer.temporary() as server:
         server.advance(seconds=1)
+
+
+def test_an_interrupt_ends_the_run_as_pytest_does(tmp_path: Path) -> None:
+    """Ctrl-C goes to all processes of the terminal: the server ends, too, and cannot be emptied."""
+    test = tmp_path / "test_it.py"
+    test.write_text(
+        "import os, signal, time\n"
+        "def test_it(veilmq_server):\n"
+        "    veilmq_server.connect('jobs').send('a')\n"
+        "    os.killpg(0, signal.SIGINT)\n"
+        "    time.sleep(60)\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(test)]
+    done = subprocess.run(
+        command, cwd=tmp_path, start_new_session=True, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stderr) == (pytest.ExitCode.INTERRUPTED, ""), done.stdout
+    assert "Error" not in done.stdout
 
 
 def test_with_credentials_the_clock_stands_firm(tmp_path: Path) -> None:

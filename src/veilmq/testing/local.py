@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 START_SECONDS: Final = 60
 STOP_SECONDS: Final = 60
 PORTS: Final = ("sqs", "azure", "mns", "admin")
+_INTERRUPTED_SECONDS: Final = 5
+"""How long a server that no longer answers may take to end after Ctrl-C."""
 _LOOK_SECONDS: Final = 0.01
 _GONE: Final = 404
 VEILMQ: Final = (sys.executable, "-P", "-m", "veilmq")
@@ -197,6 +199,12 @@ class LocalServer:
                         if error.code != _GONE:  # the program under test may delete it, too
                             raise
                 more = page["more"]
+
+    def was_interrupted(self) -> bool:
+        """Whether Ctrl-C ended the server: a terminal sends it to the test run and to the server."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.process.process.wait(_INTERRUPTED_SECONDS) == 0
+        return False
 
     def disconnect(self) -> None:
         """Close everything that `connect` and `account` returned."""

@@ -204,7 +204,7 @@ async def workers(visit: Visit) -> Response:
     """The page."""
     found = await _found(visit)
     asked = {name: visit.members.get(name, "") for name in ("client", "queue", "sort")}
-    shown = {"found": found, "asked": asked, "sorts": SORTS, "held_shown_max": HELD_SHOWN_MAX}
+    shown: dict[str, Any] = {"found": found, "asked": asked, "sorts": SORTS, "held_shown_max": HELD_SHOWN_MAX}
     return visit.show("workers.html", news=urlencode(visit.members | {"rows": _mark(found)}), nav="workers", **shown)
 
 
