@@ -10,7 +10,7 @@ from tests.console.conftest import CONSOLE, Api, Visitor
 
 from veilmq.console.pictures import SPANS, Chart, charts
 from veilmq.console.visit import flat, in_csv
-from veilmq.model.instant import MINUTE_US
+from veilmq.model.instant import HOUR_US, MINUTE_US
 from veilmq.testing.for_each import for_each
 
 ORDERS = f"{CONSOLE}/orders"
@@ -55,6 +55,13 @@ def test_many_minutes_keep_their_sum_and_their_peaks() -> None:
     assert chart("In the queue", day).top == "100"
     assert chart("Time", day).top == "5 s"
     assert all(each.lines[0].path.count("L") < 240 for each in charts(day, MINUTE_US, 0))
+
+
+def test_a_chart_says_when_it_begins() -> None:
+    at = 29_606_380  # 2026-04-16 23:40
+    begins = [charts([rollup(at)], step_us, (at + later) * MINUTE_US)[0].begin
+              for step_us, later in ((MINUTE_US, 9), (MINUTE_US, 40), (HOUR_US, 40))]  # fmt: skip
+    assert begins == ["23:40", "2026-04-16 23:40", "2026-04-16"]
 
 
 def test_a_queue_shows_what_happened_in_each_span(api: Api, visitor: Visitor) -> None:

@@ -40,8 +40,8 @@ def test_what_matches_is_counted_and_then_deleted_once(api: Api, visitor: Visito
     form = visitor.get(f"{ORDERS}/job?type=bad").text
     assert "All messages of orders that are visible with type bad . They are counted first" in plain(form)
     fields = hidden(form, f"{ORDERS}/job")
-    path = visitor.post(f"{ORDERS}/job", data=fields | {"act": "delete"}).headers["location"].partition("?")[0]
-    page = ended(visitor, path)
+    page = ended(visitor, visitor.post(f"{ORDERS}/job", data=fields | {"act": "delete"}).headers["location"])
+    assert "Counting" not in page, "it has ended"
     assert "8 messages of orders matched, of 12 that were looked at." in plain(page)
     assert "Delete 8 messages" in plain(page)
     assert "deleted" not in api.kinds()

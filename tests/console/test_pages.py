@@ -60,7 +60,13 @@ def test_the_search_finds_an_id_or_names(orders: Api, visitor: Visitor) -> None:
     for given in (message, message.upper(), message.replace("-", ""), f" {message} "):
         assert visitor.get("/console/find", params={"q": given}).headers["location"].startswith("/console/messages/")
     assert visitor.get("/console/find", params={"q": "ord"}).headers["location"] == "/console/?prefix=ord"
-    assert visitor.get("/console/find", params={"q": "//evil"}).headers["location"] == "/console/"
+    assert visitor.get("/console/find", params={"q": ""}).headers["location"] == "/console/"
+    for nowhere in ("//evil", "foo bar"):
+        answer = visitor.get("/console/find", params={"q": nowhere})
+        assert (answer.status_code, answer.headers.get("location")) == (404, None)
+        assert f"no queue can be called {nowhere}," in plain(answer.text)
+        assert 'action="/console/sign-out"' in answer.text, "the page of an error has the head of all pages"
+        assert 'href="/console/find">Back' in answer.text
 
 
 def test_the_search_finds_deduplication_ids(api: Api, visitor: Visitor) -> None:
@@ -101,7 +107,11 @@ def test_messages_of_a_queue_by_state_and_filter(orders: Api, visitor: Visitor) 
     page = visitor.get(f"{ORDERS}?type=t1&text=body 7").text
     assert ids.findall(page.partition('id="messages"')[2]) == [sent[7]]
     assert "No visible message matches" in plain(visitor.get(f"{ORDERS}?type=none").text)
-    assert visitor.get(f"{ORDERS}?receives_min=x").status_code == 400
+    wrong = visitor.get(f"{ORDERS}?receives_min=3x&type=t1")
+    assert wrong.status_code == 400
+    assert "receives_min: Expected `int`, got `str`" in plain(wrong.text).partition("Messages")[2]
+    assert ('value="3x"' in wrong.text, 'value="t1"' in wrong.text) == (True, True), "what was typed stays"
+    assert visitor.get(f"{ORDERS}/messages?receives_min=3x").status_code == 400
     assert visitor.get(f"{CONSOLE}/none").status_code == 404
     assert visitor.get("/console/queues/1/2/3").status_code == 400
 

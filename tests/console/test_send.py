@@ -13,6 +13,7 @@ from tests.console.test_pages import plain
 
 from veilmq.console import sessions
 from veilmq.server.config.settings import Settings
+from veilmq.testing.for_each import for_each
 
 SEND = f"{CONSOLE}/orders/send"
 FILL = f"{SEND}/fill"
@@ -159,6 +160,9 @@ def test_a_message_is_kept_under_a_name_and_filled_in_again(orders: Api, server:
     assert visitor.post(f"{SEND}/drop", data=hidden(page, f"{SEND}/drop") | {"name": "other"}).status_code == 303
     assert "other" not in plain(visitor.get(SEND).text)
     assert orders.client.get(f"{QUEUES}/orders").json()["counts"]["total"] == 0
+    asked = visitor.post(KEEP, data=visitor.fields(SEND) | {"body": "kept", "was": "other"})
+    back = visitor.post(FILL, data=hidden(asked.text, KEEP) | {"template": "typed", "back": "yes"})
+    assert "kept</textarea>" in back.text, "who goes back has what was typed"
     refused = visitor.post(KEEP, data=visitor.fields(SEND) | {"body": "kept", "template": ""})
     assert (refused.status_code, 'role="alert">' in refused.text, 'value="kept"' in refused.text) == (400, True, True)
     assert visitor.get(f"{SEND}?template=none").status_code == 400
@@ -173,6 +177,11 @@ def test_a_template_is_text(orders: Api, visitor: Visitor) -> None:
         assert page.status_code == 200
         assert {tag for tag, _ in tags(page.text).found} <= known, text
         visitor.post(f"{SEND}/drop", data=hidden(page.text, f"{SEND}/drop") | {"name": text[:64]})
+
+
+@for_each("text", ["ü" * 400_000, "\n" * 1_000_000])
+def test_a_long_text_fits_the_form(orders: Api, visitor: Visitor, text: str) -> None:
+    assert visitor.submit(SEND, body=text.replace("\n", "\r\n")).status_code == 303
 
 
 def test_what_was_sent_is_text(orders: Api, visitor: Visitor) -> None:

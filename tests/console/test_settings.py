@@ -33,6 +33,9 @@ def test_settings_change_after_they_were_shown(orders: Api, visitor: Visitor) ->
     confirmed = dict(
         re.findall(r'<input type="hidden" name="([^"]*)" value="([^"]*)"', shown.text.partition("<main")[2])
     )
+    back = visitor.post(path, data=confirmed | {"back": "yes"})
+    assert 'name="visibility_timeout_us" value="1 min"' in back.text, "who goes back has what was typed"
+    assert orders.kinds().count("queue_changed") == 0
     orders.client.patch(f"{QUEUES}/orders", json={"delay_us": 5_000_000})
     late = visitor.post(path, data=confirmed)
     assert late.status_code == 409

@@ -22,10 +22,18 @@ URL = "http://203.0.113.7/<script>"
 
 
 class Room:
-    """What the push room says of an endpoint that is down."""
+    """What the push room says of an endpoint that is down, or soon will be."""
+
+    available = False
 
     def state(self, url: str) -> dict[str, object]:
-        return {"endpoint": url, "available": False, "failures": 7, "pause_us": 60_000_000, "last_error": "<b>refused"}
+        return {
+            "endpoint": url,
+            "available": self.available,
+            "failures": 7,
+            "pause_us": 60_000_000,
+            "last_error": "<b>refused",
+        }
 
     def local_exhaustion(self) -> str | None:
         return None
@@ -50,6 +58,10 @@ def test_a_topic_shows_where_each_copy_goes(server: Any, api: Api, visitor: Visi
     assert "to-queue only with the tag vip goes to orders , a queue" in text
     assert "to-web goes to http://203.0.113.7/<script>" in text
     assert "× does not answer , 7 failures in a row last error <b>refused slowed 1 min between two calls" in text
+    server.push_room.available = True
+    text = plain(visitor.get("/console/topics/000000000000/us-east-1/news").text)
+    assert "endpoint × fails , 7 failures in a row last error" in text, "no endpoint without a failure"
+    server.push_room.available = False
     row = plain(visitor.get("/console/topics").text)
     assert "news 000000000000 us-east-1 2 1 0 1 " in row
     assert visitor.get("/console/topics/000000000000/us-east-1/none").status_code == 404

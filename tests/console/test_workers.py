@@ -38,7 +38,10 @@ def test_each_worker_with_what_it_holds(api: Api, visitor: Visitor) -> None:
     sorted_by = {by: plain(visitor.get(f"{WORKERS}?sort={by}").text) for by in ("oldest", "seen")}
     assert sorted_by["oldest"].index("host-a") < sorted_by["oldest"].index("mailer of eu")
     assert sorted_by["seen"].index("host-a") > sorted_by["seen"].index("mailer of eu")
-    assert visitor.get(f"{WORKERS}?queue=none").status_code == 404
+    missing = visitor.get(f"{WORKERS}?queue=none&client=host")
+    assert (missing.status_code, 'role="alert"' in missing.text, 'value="host"' in missing.text) == (404, True, True)
+    wrong = visitor.get(f"{WORKERS}?queue=a/b")
+    assert (wrong.status_code, 'role="alert">queue: ' in wrong.text, "data-news" in wrong.text) == (400, True, False)
     assert f"{WORKERS}?queue=000000000000/us-east-1/orders" in visitor.get(f"{CONSOLE}/orders").text
 
 

@@ -42,6 +42,9 @@ _FILES: Final = {
     "console.js": "text/javascript; charset=utf-8",
     "icon.svg": "image/svg+xml",
 }
+_BUG: Final = 500
+_VISIT: Final = "veilmq.visit"
+"""In a request's scope: its visit, so that the page of an error has the head of all pages."""
 NEWS_US: Final = 2 * SECOND_US
 """A page's script asks each three seconds. What another one was told is good for so long."""
 NEWS_MAX: Final = 256
@@ -85,7 +88,9 @@ def console(service: Service, settings: Settings, token: str, api: ASGIApp) -> A
 
     def visited(shown: Shown) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
-            return await shown(visit_of(request, await entrance.session_of(request, is_used=True)))
+            visit = visit_of(request, await entrance.session_of(request, is_used=True))
+            request.scope[_VISIT] = visit
+            return await shown(visit)
 
         return endpoint
 
@@ -188,7 +193,8 @@ def _page_of_form(request: Request) -> str:
 
 async def _api_refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiRefused)
-    return _error(request, error.status, error.message or error.error)
+    message = error.message or error.error
+    return _error(request, error.status, f"{error.field}: {message}" if error.field else message)
 
 
 async def _refused(request: Request, error: Exception) -> Response:
@@ -211,14 +217,20 @@ async def _http_error(request: Request, error: Exception) -> Response:
 async def _failed(request: Request, error: Exception) -> Response:
     """A bug: the log has the error."""
     logger.error("%s %s: failed", request.method, request.url.path[:200], exc_info=error)
-    return _error(request, 500, "The server failed; its log says why.")
+    return _error(request, _BUG, "The server failed; its log says why.")
 
 
 def _error(request: Request, status: int, message: str, error: str = "refused") -> Response:
     """As a page; for a program as the API does."""
     if request.headers.get("accept") == "application/json" or "authorization" in request.headers:
         return JSONResponse({"error": error, "field": None, "message": message, "data": {}}, status)
-    return page("error.html", status, code=status, message=message)
+    visit: Visit | None = request.scope.get(_VISIT)
+    if visit is None or status == _BUG:
+        return page("error.html", status, code=status, message=message, visit=None, back="")
+    back = request.url.path if request.method == "GET" and request.url.query else ""
+    if request.method != "GET":
+        back = _page_of_form(request)
+    return visit.show("error.html", status, code=status, message=message, back=back, nav="")
 
 
 POLICY: Final = (

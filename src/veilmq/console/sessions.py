@@ -269,8 +269,9 @@ class Attempts:
         self._failures.pop(address, None)
 
 
-FORM_BYTES_MAX: Final = 2 * 1024 * 1024
-"""A body of 1 MiB, as a form encodes most texts."""
+FORM_BYTES_MAX: Final = 6 * 1024 * 1024 + 64 * 1024
+"""A message of 1 MiB, of which a form makes at most six times as much (a line feed is `%0D%0A`), and the other
+fields."""
 SIGN_IN_BYTES_MAX: Final = 16 * 1024
 SIGN_IN_S: Final = 10.0
 """How long a form may take that anybody may send."""

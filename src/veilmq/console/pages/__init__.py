@@ -11,6 +11,7 @@ from urllib.parse import urlencode
 
 from starlette.responses import RedirectResponse, Response
 
+from veilmq.admin.api import Refused
 from veilmq.admin.story import span
 from veilmq.console import HOME
 from veilmq.console.pages.acts import JOB_PAGES, QUEUE_ACTS
@@ -41,6 +42,8 @@ _BAD: Final = (
 )
 """Measure, what is bad, and how it is said."""
 _ID: Final = re.compile(r"[0-9a-fA-F]{32}|[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+_NAMED_MAX: Final = 100
+"""Characters of a search that the page repeats."""
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,256}")
 
 
@@ -181,9 +184,10 @@ async def find(visit: Visit) -> Response:
         sends = await sends_with(visit, wanted)
         if sends["messages"]:
             return visit.show("sends.html", sends=sends, may_be_name=_NAME.fullmatch(wanted) is not None, nav="message")
-    if not _NAME.fullmatch(wanted):
-        return RedirectResponse(HOME, 303)
-    return RedirectResponse(f"{HOME}?prefix={wanted}", 303)
+    if wanted and not _NAME.fullmatch(wanted):
+        what = f"Nothing was found: no queue can be called {wanted[:_NAMED_MAX]}, and no message here has such an id."
+        raise Refused(404, "not_found", what)
+    return RedirectResponse(f"{HOME}?prefix={wanted}" if wanted else HOME, 303)
 
 
 START_PAGES: Final = (

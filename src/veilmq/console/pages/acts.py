@@ -115,8 +115,11 @@ async def drop(visit: Visit) -> Response:
 
 
 async def fill(visit: Visit) -> Response:
-    """The form as one of the last messages was sent, or with what a message has. To read that is to read its body."""
+    """The form as it was before a name was asked for, as one of the last messages was sent, or with what a message has:
+    to read that is to read its body."""
     given, _ = await visit.checked_form()
+    if "back" in given:
+        return await _send_page(visit, None, given)
     if "message" in given:
         try:
             return await _send_page(visit, None, await _as_typed(visit, given["message"]))
@@ -219,6 +222,8 @@ async def change_settings(visit: Visit) -> Response:
         change, changes = _change(found["settings"], given)
     except FormWrong as error:
         return await _settings_page(visit, error, given)
+    if "back" in given:
+        return await _settings_page(visit, None, given)
     if "confirmed" not in given:
         return await _settings_page(visit, None, given, changes)
 
@@ -349,7 +354,7 @@ async def begin(visit: Visit) -> Response:
         if given.get("rate"):
             wanted["rate"] = number("rate", given["rate"])
         made = await visit.api.act("POST", "/api/v1/jobs", wanted, once)
-        return Done("Counting." if made["dry_run"] else "The job has begun.", f"/console/jobs/{made['id']}")
+        return Done("" if made["dry_run"] else "The job has begun.", f"/console/jobs/{made['id']}")
 
     return await visit.act(work, lambda given, error: _begin_page(visit, error, given))
 

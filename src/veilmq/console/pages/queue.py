@@ -59,7 +59,13 @@ async def queue(visit: Visit) -> Response:
     """The page."""
     key = key_of(visit)
     found = await visit.api.get(queue_path(key))
-    messages = await _messages(visit, key)
+    messages, wrong = _none_asked(visit), None
+    try:
+        messages = await _messages(visit, key)
+    except ApiRefused as error:
+        if error.field not in FILTERS:
+            raise
+        wrong = f"{error.field}: {error.message}"
     span, rollups, step_us = await _rollups(visit, key)
     members = {"account": key.account, "region": key.region, "prefix": key.name, "limit": _JOBS_OF_PREFIX_MAX}
     jobs = (await visit.api.get("/api/v1/jobs", **members))["jobs"]
@@ -69,7 +75,9 @@ async def queue(visit: Visit) -> Response:
     timeout = await visit.api.get(queue_path(key, "/timeout"))
     return visit.show(
         "queue.html",
+        200 if wrong is None else 400,
         queue=found,
+        wrong=wrong,
         timeout=timeout,
         advice=ADVICE[timeout["advice"]],
         effects=effects(timeout, visit.members.get("step", ""), duration_typed),
@@ -133,19 +141,23 @@ async def export_timeout(visit: Visit) -> Response:
     return visit.download(f"{key.name}-timeout", found["curve"])
 
 
-async def _messages(visit: Visit, key: QueueKey) -> dict[str, Any]:
-    """A page of messages: those that the address asks for."""
+def _none_asked(visit: Visit) -> dict[str, Any]:
+    """What the address asks for, and no message yet."""
     members = visit.members
-    state = "hidden" if members.get("state") == "hidden" else "visible"
     filters = {name: members.get(name, "") for name in FILTERS}
     if not visit.shows_bodies:
         filters["text"] = ""
-    shown: dict[str, Any] = {"state": state, "filters": filters, "messages": None, "after": None, "stopped": None}
+    state = "hidden" if members.get("state") == "hidden" else "visible"
+    return {"state": state, "filters": filters, "messages": None, "after": None, "stopped": None}
+
+
+async def _messages(visit: Visit, key: QueueKey) -> dict[str, Any]:
+    """A page of messages: those that the address asks for."""
+    shown = _none_asked(visit)
     if not visit.may("peek", key.account, key.name):
         return shown
-    found = await visit.api.get(
-        queue_path(key, "/messages"), state=state, after=members.get("after"), limit=MESSAGES_A_PAGE, **filters
-    )
+    asked = {"state": shown["state"], "after": visit.members.get("after"), "limit": MESSAGES_A_PAGE}
+    found = await visit.api.get(queue_path(key, "/messages"), **asked, **shown["filters"])
     is_stopped = found["after"] is not None and len(found["messages"]) < MESSAGES_A_PAGE
     return shown | {
         "messages": found["messages"],

@@ -200,12 +200,23 @@ SERVER_PAGES: Final = (
 )
 
 
+_ABOVE_THE_FORM: Final = (400, 404)
+"""Statuses of what was typed wrong."""
+
+
 async def workers(visit: Visit) -> Response:
     """The page."""
-    found = await _found(visit)
+    found, news, wrong, status = None, "", None, 200
+    try:
+        found = await _found(visit)
+        news = urlencode(visit.members | {"rows": _mark(found)})
+    except ApiRefused as error:
+        if error.status not in _ABOVE_THE_FORM:
+            raise
+        wrong, status = (f"{error.field}: {error.message}" if error.field else error.message), error.status
     asked = {name: visit.members.get(name, "") for name in ("client", "queue", "sort")}
-    shown: dict[str, Any] = {"found": found, "asked": asked, "sorts": SORTS, "held_shown_max": HELD_SHOWN_MAX}
-    return visit.show("workers.html", news=urlencode(visit.members | {"rows": _mark(found)}), nav="workers", **shown)
+    shown: dict[str, Any] = {"found": found, "asked": asked, "wrong": wrong, "news": news}
+    return visit.show("workers.html", status, sorts=SORTS, held_shown_max=HELD_SHOWN_MAX, nav="workers", **shown)
 
 
 async def news(visit: Visit) -> Response:

@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 
 from veilmq.admin.story.life import Lease, Life
 from veilmq.admin.timeouts import percent
-from veilmq.console.showing import clock_time, count, duration
+from veilmq.console.showing import clock_time, count, duration, iso
 from veilmq.model.instant import DAY_US, HOUR_US, MINUTE_US, SECOND_US
 
 WIDTH: Final = 360
@@ -123,7 +123,8 @@ def charts(rollups: Sequence[dict[str, Any]], step_us: int, now: int) -> list[Ch
     if not rollups:
         return []
     groups = _groups(rollups)
-    begin = clock_time(rollups[0]["at"], now)[:-4] if step_us == MINUTE_US else clock_time(rollups[0]["at"])[:10]
+    day, minute = iso(rollups[0]["at"])[:10], iso(rollups[0]["at"])[11:16]
+    begin = day if step_us != MINUTE_US else minute if iso(now)[:10] == day else f"{day} {minute}"
     return [_chart(wanted, groups, begin) for wanted in _CHARTS]
 
 
