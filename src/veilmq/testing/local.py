@@ -185,7 +185,8 @@ class LocalServer:
         return float(self._ask("GET", "/api/v1/clock")["now"]) / 1e6
 
     def reset(self) -> None:
-        """Delete every topic, and every queue with its messages. The clock keeps its time."""
+        """Delete every topic, and every queue with its messages. The clock keeps its time, and Azure its service
+        properties."""
         # Topics first: their push queues go with them, and have no name to delete them by.
         for noun in ("topics", "queues"):
             more = True
