@@ -10,12 +10,15 @@ import httpx
 import pytest
 from tests.admin.server import Keys
 
+from veilmq.admin.api.inputs import WorstInput
+from veilmq.admin.rollups import Wanted, worst_at_once
 from veilmq.model.commands import (
     CreateQueue,
     CreateTopic,
     Origin,
     Publish,
     Receive,
+    Send,
     StartMove,
     Subscribe,
     Sweep,
@@ -118,6 +121,13 @@ def test_the_servers_own_waiting_for_pushes_is_nobodys_receive(server: Any, http
     waiting.join()
     assert "veilmq_waiters 0.0" in found
     assert "veilmq_queues 1.0" in found
+
+
+def test_the_worst_queues_of_a_directory_are_no_hidden_ones(server: Any, news: TopicKey) -> None:
+    do(server, Send(queue=ORDERS, origin=TESTER, body="x", md5=md5(b"x", usedforsecurity=False).digest(), size_bytes=1))
+    wanted = Wanted(WorstInput(), lambda _: True)
+    found = worst_at_once(server.store.reader, ACCOUNT, wanted, server.shell.now())
+    assert [each["name"] for each in found["queues"]] == ["orders"]
 
 
 def test_pages_by_account_region_and_prefix(server: Any, http: httpx.Client) -> None:

@@ -84,6 +84,9 @@ def test_behind_tls_the_cookie_is_secure_and_bound_to_the_host(tmp_path: Path) -
         answer = visitor.post("/console/sign-in", data={"secret": admin.TOKEN}, headers={"x-forwarded-proto": "https"})
         assert cookie_of(answer).startswith("__Host-veilmq-")
         assert "; Secure" in cookie_of(answer)
+        two = {"x-forwarded-proto": "https, http"}
+        answer = visitor.post("/console/sign-in", data={"secret": admin.TOKEN}, headers=two)
+        assert "; Secure" in cookie_of(answer), "the proxy that the browser reached says it first"
 
 
 def test_another_server_on_this_host_has_another_cookie(server: Any, tmp_path: Path) -> None:

@@ -416,7 +416,7 @@ class Entrance:
 
     def _is_secure(self, request: Request) -> bool:
         forwarded = request.headers.get("x-forwarded-proto") if self._trusts_proxy else None
-        return (forwarded or request.scope["scheme"]) == "https"
+        return (forwarded or request.scope["scheme"]).partition(",")[0].strip() == "https"
 
     def _name(self, request: Request) -> str:
         return f"__Host-{self._cookie}" if self._is_secure(request) else self._cookie

@@ -29,6 +29,7 @@ from veilmq.admin.history import oldest_ages_us
 from veilmq.model.errors import QueueMissing
 from veilmq.model.instant import FOREVER, HOUR_US, MINUTE_US, SECOND_US, Instant
 from veilmq.model.settings.queue import QueueInfo, QueueKey
+from veilmq.model.settings.topic import is_hidden
 from veilmq.store import Reader, View
 from veilmq.store.reader import QueueState, Ranking
 from veilmq.store.rollups import COUNTS, DELETED, Rollup, State, StoredRollups
@@ -207,10 +208,12 @@ class Wanted(NamedTuple):
     """Whether the caller may see the queue."""
 
     def takes(self, queue: QueueState) -> bool:
-        """Whether it is in the region, and may be seen; of blocked ones, whether anything can block it now."""
+        """Whether it is in the region, is no hidden queue, and may be seen; of blocked ones, whether anything can block
+        it now."""
         if self.asked.by == BLOCKED and not (queue.visible and (queue.in_flight or queue.delayed)):
             return False
-        return self.asked.region in (None, queue.key.region) and self.may(queue.key)
+        is_wanted = self.asked.region in (None, queue.key.region) and not is_hidden(queue.key.name)
+        return is_wanted and self.may(queue.key)
 
     @property
     def most(self) -> int:
