@@ -75,18 +75,16 @@ class ListedMessage(HeldMessage, array_like=True, gc=False):
 
 
 class FoundMessage(NamedTuple):
-    """A message in a queue or in quarantine, with its body and its queue's retention."""
+    """A message in a queue or in quarantine, with its body, the MD5 that it was sent with, and its queue's retention."""
 
     queue: QueueKey
     retention_us: int
     listed: ListedMessage
     md5: bytes
-    """As it was sent: a damaged body has another."""
     body: bytes
     holder: int | None
-    """The origin that has, or last had, its lease."""
     ending: int
-    """What it means if that lease ends: `LeaseEnding`."""
+    """Of its lease, or its last one: the origin, and what it means if it ends (`LeaseEnding`)."""
 
 
 class AccountCounts(NamedTuple):
