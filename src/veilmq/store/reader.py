@@ -75,7 +75,7 @@ class ListedMessage(HeldMessage, array_like=True, gc=False):
 
 
 class FoundMessage(NamedTuple):
-    """A message in a queue or in quarantine, with its body, the MD5 that it was sent with, and its queue's retention."""
+    """A message in a queue or in quarantine, with its body, its MD5 when it was sent, and its queue's retention."""
 
     queue: QueueKey
     retention_us: int
