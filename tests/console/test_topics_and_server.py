@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.admin import server as admin
 from tests.console.conftest import Api, Clustered, Visitor
 from tests.console.test_pages import plain
@@ -74,6 +75,18 @@ def test_the_server_shows_its_health_and_settings(server: Any, visitor: Visitor)
     assert "history_s_max 604800 Events older than this are trimmed." in text
     server.push_fault = "until a restart"
     assert "pushes nothing is pushed until a restart" in plain(visitor.get("/console/server").text)
+
+
+def test_a_bug_of_a_page_is_counted_once(api: Api, visitor: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("broken")
+
+    for number, place in enumerate(("veilmq.console.pages.server._same", "veilmq.admin.app.shown_settings"), 1):
+        with monkeypatch.context() as breaking:
+            breaking.setattr(place, broken)
+            answer = visitor.get("/console/server")
+        assert (answer.status_code, "its log says why" in answer.text) == (500, True)
+        assert f'veilmq_failures_total{{listener="admin"}} {number}.0' in api.client.get("/metrics").text
 
 
 def test_a_step_of_the_clock_is_accepted_once(visitor: Visitor) -> None:

@@ -16,12 +16,13 @@ from typing import Any, Final
 from urllib.parse import quote, urlencode
 
 import msgspec
+from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from veilmq.admin.access import CALLER, INPUT_ENDED, REFUSALS, Caller
+from veilmq.admin.access import CALLER, INPUT_ENDED, Caller
 from veilmq.admin.app import create_app
 from veilmq.admin.service import Service
 from veilmq.model.settings.queue import QueueKey
@@ -52,7 +53,7 @@ def application(service: Service, settings: Settings, token: str) -> ASGIApp:
 class _Later:
     """The console, made at its first request."""
 
-    def __init__(self, service: Service, settings: Settings, token: str, api: ASGIApp) -> None:
+    def __init__(self, service: Service, settings: Settings, token: str, api: Starlette) -> None:
         self._given = service, settings, token, api
         self._turn = asyncio.Lock()
         self._app: ASGIApp | None = None
@@ -117,7 +118,7 @@ class Calls:
             "root_path": "",
             "query_string": urlencode(query).encode(),
             "headers": headers,
-            "state": {REFUSALS: self._scope["state"][REFUSALS]},
+            "state": self._scope["state"],
             CALLER: self.caller,
         }
         status, parts, sent = 0, [], False

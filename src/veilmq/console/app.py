@@ -74,7 +74,7 @@ class KeptNews:
             del self._kept[next(iter(self._kept))]
 
 
-def console(service: Service, settings: Settings, token: str, api: ASGIApp) -> ASGIApp:
+def console(service: Service, settings: Settings, token: str, api: Starlette) -> ASGIApp:
     """The application of everything below /console. api: the admin application; `token` may do everything there."""
     access = Access(api, token, lambda: service.keyring, settings.base_domain, names=settings.dev_host)
     entrance = Entrance(service, settings, access, token)
@@ -116,6 +116,12 @@ def console(service: Service, settings: Settings, token: str, api: ASGIApp) -> A
     async def home(request: Request) -> Response:
         return RedirectResponse(HOME, 307)
 
+    async def failed(request: Request, error: Exception) -> Response:
+        """A bug: the log has the error, and it is counted as the API's are."""
+        logger.error("%s %s: failed", request.method, request.url.path[:200], exc_info=error)
+        api.state.count_failure(request)
+        return _error(request, _BUG, "The server failed; its log says why.")
+
     async def leave(visit: Visit) -> Response:
         await visit.checked_form()
         return await entrance.leave(visit.request)
@@ -139,7 +145,7 @@ def console(service: Service, settings: Settings, token: str, api: ASGIApp) -> A
             Refused: _refused,
             VeilError: _veil_error,
             HTTPException: _http_error,
-            Exception: _failed,
+            Exception: failed,
         },
     )
     app.router.redirect_slashes = False
@@ -212,12 +218,6 @@ async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     words = {404: "There is no such page.", 405: "This page does not take that method."}
     return _error(request, error.status_code, words.get(error.status_code, error.detail))
-
-
-async def _failed(request: Request, error: Exception) -> Response:
-    """A bug: the log has the error."""
-    logger.error("%s %s: failed", request.method, request.url.path[:200], exc_info=error)
-    return _error(request, _BUG, "The server failed; its log says why.")
 
 
 def _error(request: Request, status: int, message: str, error: str = "refused") -> Response:

@@ -79,8 +79,14 @@ def create_app(service: Service, settings: Settings, token: str) -> Starlette:
         """500, counted. A reader overtaken by trimming is not counted: it notices the truncated response."""
         if isinstance(error.__cause__, HistoryTrimmed):
             return await answers.trimmed(request, error.__cause__)
-        metrics.admin_failures += 1
+        count_failure(request)
         return await answers.failed(request, error)
+
+    def count_failure(request: Request) -> None:
+        """Once, though a page's bug may be one of the call that it made."""
+        if not getattr(request.state, "is_counted", False):
+            request.state.is_counted = True
+            metrics.admin_failures += 1
 
     app = Starlette(
         routes=_one_a_path(
@@ -105,6 +111,7 @@ def create_app(service: Service, settings: Settings, token: str) -> Starlette:
     )
     # A redirect would lose the request's body, and not every client follows it.
     app.router.redirect_slashes = False
+    app.state.count_failure = count_failure  # the console's bugs are counted, too
     return app
 
 
