@@ -106,15 +106,9 @@ def console(service: Service, settings: Settings, token: str, api: Starlette) ->
             if answer is None:
                 answer = await shown(visit)
                 news.keep(asked, visit.now, answer)
-            headers = {name: answer.headers[name] for name in ("as-of", "etag") if name in answer.headers}
-            if "etag" in headers and request.headers.get("if-none-match") == headers["etag"]:
-                return Response(status_code=304, headers=headers)
-            return Response(answer.body, answer.status_code, headers, "application/json")
+            return _unless_known(request, answer)
 
         return endpoint
-
-    async def home(request: Request) -> Response:
-        return RedirectResponse(HOME, 307)
 
     async def failed(request: Request, error: Exception) -> Response:
         """A bug: the log has the error, and it is counted as the API's are."""
@@ -127,7 +121,7 @@ def console(service: Service, settings: Settings, token: str, api: Starlette) ->
         return await entrance.leave(visit.request)
 
     routes = [
-        Route("/console", home, methods=["GET"]),
+        Route("/console", _home, methods=["GET"]),
         Route(SIGN_IN, entrance.form, methods=["GET"]),
         Route(SIGN_IN, entrance.enter, methods=["POST"]),
         Route("/console/links", entrance.link, methods=["POST"]),
@@ -159,6 +153,18 @@ def _hosts(settings: Settings) -> list[str]:
 
 def _domains(settings: Settings) -> list[str]:
     return [] if settings.base_domain is None else [settings.base_domain]
+
+
+async def _home(request: Request) -> Response:
+    return RedirectResponse(HOME, 307)
+
+
+def _unless_known(request: Request, answer: Response) -> Response:
+    """304 if the script has these cells already."""
+    headers = {name: answer.headers[name] for name in ("as-of", "etag") if name in answer.headers}
+    if "etag" in headers and request.headers.get("if-none-match") == headers["etag"]:
+        return Response(status_code=304, headers=headers)
+    return Response(answer.body, answer.status_code, headers, "application/json")
 
 
 async def _static(request: Request) -> Response:
