@@ -36,8 +36,6 @@ _POSITIONS: Final = {
 }
 _FREE: Final = "{unsent} AND failure IS NULL AND (holder IS NULL OR held_until < {now})"
 _TRIES: Final = 3
-_HELD_MAX: Final = 10_000
-"""Rows that others hold at a time, at most: some hundred relays' batches."""
 _LOOKS_MAX: Final = 100
 """Batches of rows that all must wait, before the relay looks no further."""
 
@@ -155,7 +153,7 @@ class Relay(Closing, Anew):
         self._connection.leave()
         self._holder = secrets.token_hex(16)
         self._past = 0
-        """Up to this position, all batches failed as a whole when they were last tried."""
+        """Up to this position nothing could be sent when it was last tried."""
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._closing = False
@@ -169,9 +167,10 @@ class Relay(Closing, Anew):
     def run_once(self) -> int:
         """Send all committed rows that no other relay holds; return how many were sent.
 
-        Rows that the queue refuses permanently are marked with the reason and not tried again. Stops at the first
-        temporary error and raises it, and what the driver raises; rows sent before that are marked. If nothing of a
-        batch could be sent, the rows behind it are tried first: another batch each time, until one can be sent.
+        Rows that the queue refuses permanently are marked with the reason and not tried again. Raises the first
+        temporary error, and what the driver raises; rows sent before that are marked. A FIFO queue's rows behind that
+        error wait for the next look. Others are tried, until of two batches nothing could be sent; the next look then
+        tries the first batch, and one behind those.
         """
         return self._work_off(lambda: False)
 
@@ -179,6 +178,7 @@ class Relay(Closing, Anew):
         """Work until nothing is left or `ends` returns True."""
         sent = after = 0
         failed: VeilError | None = None
+        is_away = False
         with self._alone():
             while not ends():
                 if not (rows := self._take(after)):
@@ -191,11 +191,16 @@ class Relay(Closing, Anew):
                 error = next((each for each in results if isinstance(each, VeilError) and not _hopeless(each)), None)
                 if error is None:
                     continue
-                if done or failed is not None:
-                    if not done:
-                        self._past = rows[-1].position
-                    raise failed or error
-                failed, after = error, max(self._past, rows[-1].position)
+                failed, last = failed or error, rows[-1].position
+                if self._queue.capabilities.native_fifo:  # what comes next may be of the same groups
+                    break
+                if done:
+                    self._past, after = 0, last
+                elif is_away:
+                    self._past = last
+                    break
+                else:
+                    is_away, after = True, max(self._past, last)
             if failed is not None:
                 raise failed
         return sent
@@ -295,47 +300,33 @@ class Relay(Closing, Anew):
         found = self._tried(lambda cursor: self._look(cursor, after))
         return self._tried(hold) if found else []
 
-    def _look(self, cursor: Any, passed: int) -> list[_Row]:
-        """The next rows that may be sent, behind those that are passed over. Looks on while there are only rows that
-        must wait."""
-        free = _FREE.format(unsent="sent IS NULL", now=self._now())
+    def _look(self, cursor: Any, after: int) -> list[_Row]:
+        """The next rows that may be sent: on a FIFO queue none behind a row of its group that somebody holds, a relay
+        that sends it, died, or could not mark what it sent. Looks on while all must wait.
+
+        One statement says of each row whether it is held: between two of them it could be let go.
+        """
+        is_free = f"CASE WHEN holder IS NULL OR held_until < {self._now()} THEN 1 ELSE 0 END"
         select = (
-            f"SELECT position, id, message FROM {self._outbox.table} WHERE {free} AND position > ? ORDER BY position"
-            f" LIMIT {self._batch:d}"
+            f"SELECT position, id, message, {is_free} FROM {self._outbox.table} WHERE sent IS NULL AND failure IS NULL"
+            f" AND position > ? ORDER BY position LIMIT {self._batch:d}"
         )
-        after = passed
-        waiting: set[str | None] = set()
         fifo = self._queue.capabilities.native_fifo
+        waiting: set[str] = set()
         for _ in range(_LOOKS_MAX):
-            rows = [_Row(*row) for row in self._outbox.run(cursor, select, (after,)).fetchall()]
-            found = self._in_order(cursor, rows, passed, waiting) if rows and fifo else rows
+            rows = self._outbox.run(cursor, select, (after,)).fetchall()
+            found = []
+            for *columns, free in rows:
+                row = _Row(*columns)
+                group = row.group if fifo else None
+                if group is not None and (not free or group in waiting):
+                    waiting.add(group)
+                elif free:
+                    found.append(row)
             if found or len(rows) < self._batch:
                 return found
-            after = rows[-1].position
+            after = rows[-1][0]
         return []
-
-    def _in_order(self, cursor: Any, rows: list[_Row], passed: int, waiting: set[str | None]) -> list[_Row]:
-        """Without the rows whose group is `waiting`, or that come behind a row of their group that is passed over, or
-        that somebody holds: a relay that sends it, died, or could not mark what it sent. Their groups are added to
-        `waiting`."""
-        select = (
-            f"SELECT position, id, message FROM {self._outbox.table} WHERE sent IS NULL AND failure IS NULL AND"
-            f" (position <= ? OR (holder IS NOT NULL AND held_until >= {self._now()})) AND position < ?"
-            f" ORDER BY position LIMIT {_HELD_MAX}"
-        )
-        before = [_Row(*row) for row in self._outbox.run(cursor, select, (passed, rows[-1].position)).fetchall()]
-        if len(before) == _HELD_MAX and before[-1].position <= passed:
-            return []  # so many are passed over that nobody knows whose groups wait
-        first: dict[str | None, int] = {
-            group: row.position for row in reversed(before) if (group := row.group) is not None
-        }
-        found = []
-        for row in rows:
-            if row.group in waiting or first.get(row.group, row.position) < row.position:
-                waiting.add(row.group)
-            else:
-                found.append(row)
-        return found
 
     def _tried(self, work: Callable[[Any], Found]) -> Found:
         """Run `work` in a transaction, and retry after a driver's error: a deadlock, a concurrent change, a lost
