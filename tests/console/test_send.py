@@ -160,9 +160,11 @@ def test_a_message_is_kept_under_a_name_and_filled_in_again(orders: Api, server:
     assert visitor.post(f"{SEND}/drop", data=hidden(page, f"{SEND}/drop") | {"name": "other"}).status_code == 303
     assert "other" not in plain(visitor.get(SEND).text)
     assert orders.client.get(f"{QUEUES}/orders").json()["counts"]["total"] == 0
-    asked = visitor.post(KEEP, data=visitor.fields(SEND) | {"body": "kept", "was": "other"})
+    typed = {"body": "kept", "was": "other", "deduplication_id": "once"}
+    asked = visitor.post(KEEP, data=visitor.fields(SEND) | typed)
     back = visitor.post(FILL, data=hidden(asked.text, KEEP) | {"template": "typed", "back": "yes"})
     assert "kept</textarea>" in back.text, "who goes back has what was typed"
+    assert 'value="once"' in back.text
     refused = visitor.post(KEEP, data=visitor.fields(SEND) | {"body": "kept", "template": ""})
     assert (refused.status_code, 'role="alert">' in refused.text, 'value="kept"' in refused.text) == (400, True, True)
     assert visitor.get(f"{SEND}?template=none").status_code == 400

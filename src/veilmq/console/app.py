@@ -28,7 +28,7 @@ from veilmq.admin.api import STATUS, Refused, described
 from veilmq.admin.service import Service
 from veilmq.console import HOME, ApiRefused, Calls
 from veilmq.console.pages import PAGES
-from veilmq.console.sessions import SIGN_IN, Entrance, Session, SignInNeeded
+from veilmq.console.sessions import SIGN_IN, SIGN_OUT, Entrance, Session, SignInNeeded
 from veilmq.console.showing import page
 from veilmq.console.visit import Visit
 from veilmq.model.errors import VeilError
@@ -125,7 +125,7 @@ def console(service: Service, settings: Settings, token: str, api: Starlette) ->
         Route(SIGN_IN, entrance.form, methods=["GET"]),
         Route(SIGN_IN, entrance.enter, methods=["POST"]),
         Route("/console/links", entrance.link, methods=["POST"]),
-        Route("/console/sign-out", visited(leave), methods=["POST"]),
+        Route(SIGN_OUT, visited(leave), methods=["POST"]),
         Route("/console/static/{name}", _static, methods=["GET"]),
     ]
     for each in PAGES:
@@ -183,7 +183,9 @@ async def _sign_in(request: Request, error: Exception) -> Response:
     if request.method == "GET" and request.headers.get("sec-fetch-site") == "cross-site":
         # A link on another site brings no cookie of ours (SameSite=Strict); from our own page it does.
         return page("arriving.html", target=here)
-    if request.method != "GET":
+    if request.url.path == SIGN_OUT:  # twice: there is nothing left to do
+        return RedirectResponse(SIGN_IN, 303)
+    if request.method == "POST":
         members = {"next": _page_of_form(request), "over": "form"}
     else:
         members = {"next": here} | ({"over": "1"} if error.is_over else {})
@@ -233,7 +235,7 @@ def _error(request: Request, status: int, message: str, error: str = "refused") 
     visit: Visit | None = request.scope.get(_VISIT)
     if visit is None or status == _BUG:
         return page("error.html", status, code=status, message=message, visit=None, back="")
-    back = request.url.path if request.method == "GET" and request.url.query else ""
+    back = request.url.path.removesuffix("/export") if request.method == "GET" and request.url.query else ""
     if request.method != "GET":
         back = _page_of_form(request)
     return visit.show("error.html", status, code=status, message=message, back=back, nav="")

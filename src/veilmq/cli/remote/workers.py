@@ -119,7 +119,7 @@ def holder_text(message: Mapping[str, Any]) -> str:
     """Who holds a message that is delayed or in flight."""
     if message["holder"] is None:
         return "nobody: it is delayed"
-    return "nobody: it waits for its retry" if message["retries"] else client_text(message["holder"])
+    return "nobody: it waits for its retry" if message.get("retries") else client_text(message["holder"])
 
 
 def list_failures(

@@ -62,7 +62,12 @@ async def _send_page(
     """templates: if they were asked for already. keeps: ask under which name the message is to be kept."""
     if templates is None:
         templates = await _templates(visit)
-    shown = {"sent": visit.session.sent, "templates": templates, "keeps": keeps, "fields": _FIELDS}
+    shown = {
+        "sent": visit.session.sent,
+        "templates": templates,
+        "keeps": keeps,
+        "fields": (*_FIELDS, "deduplication_id"),
+    }
     return await queue_page(visit, "send.html", error, given, **shown)
 
 
@@ -93,7 +98,7 @@ async def keep(visit: Visit) -> Response:
         return await _send_page(visit, None, typed | {"template": typed.get("was", "")}, keeps=True)
 
     async def work(given: dict[str, str], once: str) -> Done:
-        message = _message(given)
+        message = _message(given | {"deduplication_id": ""})
         members = {"name": given["template"], "message": message}
         await visit.api.act("PUT", queue_path(key, "/templates"), members, once)
         query = urlencode({"template": given["template"]})

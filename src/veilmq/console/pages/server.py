@@ -223,7 +223,8 @@ async def news(visit: Visit) -> Response:
     """The cells of the page that may have changed."""
     found = await _found(visit)
     mark = _mark(found)
-    cells = {"others": "" if mark == visit.members.get("rows", mark) else "Others are here now: load the page again."}
+    is_same = found.get("more") or mark == visit.members.get("rows", mark)
+    cells = {"others": "" if is_same else "Others are here now: load the page again."}
     for each in found["workers"]:
         for name in ("holds", "waits", "failed", "lease_expired", "refused"):
             cells[f"{each['cell']}:{name}"] = count(each[name])

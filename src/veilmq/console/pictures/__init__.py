@@ -441,7 +441,8 @@ def _draw_message(life: Life, scale: _Scale, drawing: Drawing) -> None:
         title = f"delayed for {duration(life.visible - start)}, until {clock_time(life.visible, life.first)}"
         drawing.bars.append(_bar(scale, y, start, until, "delayed", title))
         start = until
-    drawing.bars.append(_bar(scale, y, start, end, "waits", f"there for {duration(end - start)}"))
+    if not life.published:  # its copies have ids of their own
+        drawing.bars.append(_bar(scale, y, start, end, "waits", f"there for {duration(end - start)}"))
     if life.sent is not None:
         by = f" by {life.sender}" if life.sender else ""
         drawing.marks.append(LifeMark(scale(life.sent), y, "sent", f"sent{by} at {clock_time(life.sent, life.first)}"))

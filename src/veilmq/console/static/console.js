@@ -78,6 +78,7 @@ function follow(path) {
     looking = false;
   };
   const asOf = (at) => {
+    if (!at) return;
     const served = document.querySelector(".as-of time");
     served.dateTime = served.title = at;
     served.textContent = at.slice(11, 23);
