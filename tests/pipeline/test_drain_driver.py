@@ -17,15 +17,23 @@ import veilmq
 from veilmq.client.messages import Message, Template
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import InFlightFull
-from veilmq.pipeline.drain import DirectoryForeign, DirectoryTaken, DirectoryUnwritable, ManifestDamaged, bad_records
+from veilmq.pipeline.drain import (
+    DirectoryForeign,
+    DirectoryTaken,
+    DirectoryUnwritable,
+    ManifestDamaged,
+    bad_records,
+    source_options,
+)
 from veilmq.pipeline.drain.driver import Driver
 from veilmq.pipeline.drain.manifests import BYTES_PER_BATCH, Directory, Offset, open_manifest
 from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable
-from veilmq.pipeline.options import ROWS_DEFAULT, ROWS_DEFAULT_SINGLY, read_options, rows_default
+from veilmq.pipeline.options import ROWS_DEFAULT, ROWS_DEFAULT_SINGLY, DrainOptions, read_options, rows_default
 from veilmq.pipeline.places import place
 from veilmq.testing.for_each import for_each
 
 START = Offset()
+DEFAULTS = DrainOptions(url="veil://127.0.0.1:1/orders", directory="/d")
 
 
 class Play:
@@ -470,6 +478,15 @@ def test_half_a_manifest_of_a_crash_is_no_manifest(stage: Stage) -> None:
 def test_bad_options_are_named(stage: Stage, options: dict[str, str], said: str) -> None:
     with stage.make(), pytest.raises(OptionInvalid, match=said):
         Driver(read_options({"url": stage.url(), "directory": str(stage.directory / "m")} | options))
+
+
+def test_an_option_of_drain_that_is_none_has_its_default() -> None:
+    """As text it was the name of a queue, and nothing encrypted for another one can be read."""
+    nothing = [name for name in DrainOptions.__struct_fields__ if getattr(DEFAULTS, name) is None]
+    assert {"bound_to", "group", "max_rows", "remember"} <= set(nothing)
+    given = source_options(dict.fromkeys(nothing)) | {"url": DEFAULTS.url, "directory": DEFAULTS.directory}
+    assert read_options(given) == DEFAULTS
+    assert source_options({"max_rows": 0, "queues": ["a", "b"]}) == {"maxRows": "0", "queues": "a,b"}
 
 
 def test_a_queue_that_is_not_there_is_told(stage: Stage) -> None:

@@ -26,7 +26,7 @@ Before changing it: docs/pipeline-drain.md explains the order of the steps.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -122,7 +122,7 @@ def drain(
     another place for that, which a URL needs. until: seconds after which DrainUnfinished is raised. schema: of JSON
     bodies, with format="json". transform: maps the messages to the rows of the sink. name: of the query, in Spark's UI
     and in metrics. partition_by: columns by which the table's files are divided. options: those of the source, in snake
-    case (`max_rows=...`); with `queues`, `url` is the account's.
+    case (`max_rows=...`; None: the default); with `queues`, `url` is the account's.
 
     Raises PipelineError, and Spark's StreamingQueryException with the reason at its end.
     """
@@ -132,8 +132,7 @@ def drain(
         mend = "Name a place that Spark itself can write: checkpoint='/var/lib/drain/orders'."
         raise OptionInvalid(f"directory={str(directory)!r} is a URL, and Spark's checkpoint cannot be there.", mend)
     progress = str(home / "checkpoint" if checkpoint is None else checkpoint)
-    given = {_camel(name): _text(value) for name, value in options.items()}
-    given |= {"url": url, "directory": str(home / "manifests")}
+    given = source_options(options) | {"url": url, "directory": str(home / "manifests")}
     read = read_options(given)
     register(spark)
     make(home)
@@ -218,6 +217,11 @@ def _left(options: DrainOptions) -> Stats:
             return queue.stats()
     except VeilError as error:
         raise SourceUnreachable(f"The queue cannot be reached: {error}.", "Run it again.") from None
+
+
+def source_options(options: Mapping[str, Any]) -> dict[str, str]:
+    """Options in snake case as Spark passes them on, as texts. One that is None is left out: it has its default."""
+    return {_camel(name): _text(value) for name, value in options.items() if value is not None}
 
 
 def _camel(name: str) -> str:
