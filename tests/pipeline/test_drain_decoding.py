@@ -1,14 +1,22 @@
 """JSON into values, without Spark."""
 
 import decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import types
+from tests.pipeline.drain_stage import Stage, left
+from tests.pipeline.test_drain_driver import START, Play
 
-from veilmq.pipeline.drain.source import Decoding
+from veilmq.client.messages import Message
+from veilmq.pipeline.drain import read_bad_records
+from veilmq.pipeline.drain.source import Decoding, rows
+from veilmq.pipeline.errors import OptionInvalid
 from veilmq.testing.for_each import for_each
 
+ID = types.StructField("_id", types.StringType())
+CORRUPT = types.StructField("_corrupt_record", types.StringType())
 LARGEST = (2 - 2**-23) * 2.0**127
 
 
@@ -57,3 +65,57 @@ def test_a_decimal_may_be_a_number_or_its_text(text: str, value: str | None) -> 
 def test_other_spellings_of_decimals_are_none(text: str) -> None:
     with pytest.raises(ValueError, match="no JSON of the schema"):
         decoded(types.DecimalType(10, 2), text)
+
+
+def filled(kind: types.DataType) -> types.StructField:
+    return types.StructField("v", kind, nullable=False)
+
+
+INT, TEXT = types.IntegerType(), types.StringType()
+
+
+@for_each(
+    ("field", "bad"),
+    [
+        (filled(INT), "{}"), (filled(INT), '{"v": null}'),
+        (filled(types.DecimalType(10, 2)), "{}"), (filled(types.DecimalType(10, 2)), '{"v": null}'),
+        (types.StructField("v", types.ArrayType(INT, containsNull=False)), '{"v": [1, null]}'),
+        (types.StructField("v", types.MapType(TEXT, INT, valueContainsNull=False)), '{"v": {"k": null}}'),
+        (types.StructField("v", types.StructType([filled(INT)])), '{"v": {}}'),
+    ],
+)  # fmt: skip
+def test_a_null_that_the_schema_does_not_allow_is_no_json_of_it(field: types.StructField, bad: str) -> None:
+    schema = types.StructType([field, ID])
+    with pytest.raises(ValueError, match=r"no JSON of the schema: .* NOT NULL is null or missing"):
+        Decoding(schema, "_corrupt_record").row(bad, {})
+    row = Decoding(schema.add(CORRUPT), "_corrupt_record")
+    if field.nullable:
+        assert row.row(bad, {"id": "1"}) == {"_id": "1", "_corrupt_record": bad}
+    else:
+        with pytest.raises(ValueError, match="no JSON of the schema"):
+            row.row(bad, {})
+
+
+def test_the_column_for_corrupt_records_must_allow_nulls() -> None:
+    schema = types.StructType([types.StructField("_corrupt_record", TEXT, nullable=False)])
+    with pytest.raises(OptionInvalid, match="_corrupt_record is NOT NULL"):
+        Decoding(schema, "_corrupt_record")
+
+
+@pytest.mark.parametrize("form", ["raw", "json"])
+def test_a_message_with_a_null_that_the_schema_does_not_allow_is_a_bad_record(stage: Stage, form: str) -> None:
+    """Java fails on such a row, and Spark repeats the batch for ever."""
+    column = {"raw": "type", "json": "_type"}[form]
+    with stage.make() as queue:
+        queue.send_batch([Message("{}", type="a"), Message("{}")])
+        play = Play(stage, format=form)
+        end = play.driver.latest(START, 10)
+        (span,) = play.driver.pieces(START, end)
+        schema = types.StructType([types.StructField(column, TEXT, nullable=False)])
+        found = [row for batch in rows(span, schema, play.options) for row in batch.to_pylist()]
+        assert found == [{column: "a"}]
+        (bad,) = read_bad_records(Path(play.options.directory))
+        assert bad.reason == f"the column {column} is NOT NULL, and null in this row"
+        assert play.driver.latest(end, 10) == end
+        assert left(queue) == 0
+        play.driver.close()

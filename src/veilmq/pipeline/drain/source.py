@@ -20,7 +20,8 @@ own readers restore a body (fetch its object, decrypt it) in the order of the op
 
 msgspec decodes each JSON body into a type built from Spark's schema, strictly except where the schema is less strict;
 fields that are not in the schema are ignored, missing ones become null. A body that does not fit goes unchanged into
-the column for corrupt records if the schema has one, as in Spark's own reader; else the message is a bad record.
+the column for corrupt records if the schema has one, as in Spark's own reader; else the message is a bad record. So is
+one whose row would have a null where the schema is NOT NULL: Java fails on that, and the batch would never pass.
 """
 
 import datetime
@@ -208,7 +209,7 @@ def rows(span: Span, schema: types.StructType, options: DrainOptions) -> Iterato
     """Record batches. Raises ManifestDamaged, ObjectStoreFailed (Spark retries the task), OptionInvalid."""
     path, first, stop = span
     wanted = arrow_schema(schema)
-    if options.format == "raw" and not options.unwrap:
+    if options.format == "raw" and not options.unwrap and not _needed(schema):
         with open_manifest(place(path)) as reader:
             for at in range(first, stop):
                 batch = reader.get_batch(at)
@@ -220,6 +221,7 @@ def rows(span: Span, schema: types.StructType, options: DrainOptions) -> Iterato
 def _decoded(path: Place, first: int, stop: int, schema: types.StructType, options: DrainOptions) -> Any:
     unwrapping = Unwrapping(options)
     decoding = Decoding(schema, options.column_name_of_corrupt_record) if options.format == "json" else None
+    needed = _needed(schema)
     good: list[dict[str, Any]] = []
     bad: list[BadRecord] = []
     with open_manifest(path) as reader:
@@ -228,13 +230,21 @@ def _decoded(path: Place, first: int, stop: int, schema: types.StructType, optio
                 try:
                     message = Peeked(row["id"], row["body"], dict(row["attributes"]))
                     body = unwrapping.body(message, row.get("queue"))
-                    good.append({**row, "body": body} if decoding is None else decoding.row(body, row))
+                    found = {**row, "body": body} if decoding is None else decoding.row(body, row)
+                    if (empty := next((name for name in needed if found.get(name) is None), None)) is not None:
+                        raise ValueError(f"the column {empty} is NOT NULL, and null in this row")
+                    good.append(found)
                 except (Unreadable, ValueError) as error:
                     bad.append(_bad_record(row, str(error)))
     bad_records.write(path, first, bad)
     wanted = arrow_schema(schema)
     columns = [pa.array([row.get(field.name) for row in good], field.type) for field in wanted]
     return pa.Table.from_arrays(columns, schema=wanted)
+
+
+def _needed(schema: types.StructType) -> list[str]:
+    """The columns that allow no null."""
+    return [field.name for field in schema.fields if not field.nullable]
 
 
 def _bad_record(row: dict[str, Any], reason: str) -> BadRecord:
@@ -300,6 +310,8 @@ class Decoding:
         self._corrupt = corrupt_column if corrupt_column in schema.fieldNames() else None
         if self._corrupt is not None and not isinstance(schema[self._corrupt].dataType, types.StringType):
             raise OptionInvalid(f"Column {self._corrupt} for corrupt records is no string.", "")
+        if self._corrupt is not None and not schema[self._corrupt].nullable:
+            raise OptionInvalid(f"Column {self._corrupt} is NOT NULL, and a sound record has a null there.", "")
         self._fields = [field for field in schema.fields if field.name not in METADATA and field.name != self._corrupt]
         self._decoder = msgspec.json.Decoder(python_type(types.StructType(self._fields), "$"))
 
@@ -311,35 +323,39 @@ class Decoding:
         except (msgspec.MsgspecError, RecursionError) as error:
             return self._unfit(body, found, str(error))
         try:
-            values = [_plain(getattr(record, f"f{number}"), each.dataType) for number, each in enumerate(self._fields)]
+            values = _values(record, self._fields)
         except ValueError as error:
             return self._unfit(body, found, str(error))
         return found | {each.name: value for each, value in zip(self._fields, values, strict=True)}
 
     def _unfit(self, body: str, found: dict[str, Any], reason: str) -> dict[str, Any]:
-        if self._corrupt is None:
+        if self._corrupt is None or any(not field.nullable for field in self._fields):
             raise ValueError(f"no JSON of the schema: {reason}")
         return found | {self._corrupt: body}
 
 
-def _plain(value: Any, kind: types.DataType) -> Any:
+def _values(record: Any, fields: list[types.StructField]) -> list[Any]:
+    return [_plain(getattr(record, f"f{number}"), each.dataType, each.nullable) for number, each in enumerate(fields)]
+
+
+def _plain(value: Any, kind: types.DataType, is_nullable: bool) -> Any:
     """The value as Arrow takes it: records as dicts, instants in UTC. Raises ValueError if the type cannot hold it."""
     if value is None:
+        if not is_nullable:
+            raise ValueError(f"{kind.simpleString()} NOT NULL is null or missing")
         return None
     match kind:
         case types.StructType():
-            return {
-                field.name: _plain(getattr(value, f"f{number}"), field.dataType)
-                for number, field in enumerate(kind.fields)
-            }
+            return dict(zip(kind.names, _values(value, kind.fields), strict=True))
         case types.ArrayType():
-            return [_plain(each, kind.elementType) for each in value]
+            return [_plain(each, kind.elementType, kind.containsNull) for each in value]
         case types.MapType():
-            return [(name, _plain(each, kind.valueType)) for name, each in value.items()]
+            return [(name, _plain(each, kind.valueType, kind.valueContainsNull)) for name, each in value.items()]
         case types.TimestampType():
             return _in_utc(value)
         case types.DecimalType():
-            return None if bytes(value) == _NULL else _scaled(_decimal(bytes(value), kind), kind)
+            raw = bytes(value)
+            return _plain(None, kind, is_nullable) if raw == _NULL else _scaled(_decimal(raw, kind), kind)
         case types.FloatType():
             return _rounded(value, kind)
     return value
