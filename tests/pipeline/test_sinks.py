@@ -30,7 +30,7 @@ from veilmq.pipeline.drain import drain
 from veilmq.pipeline.drain.source import QueueSource
 from veilmq.pipeline.errors import OptionInvalid, PipelineError
 from veilmq.pipeline.options import read_delta_options, read_send_options
-from veilmq.pipeline.places.delta import write_parted
+from veilmq.pipeline.places.delta import load, write_parted
 from veilmq.pipeline.sinks.checking import check
 from veilmq.pipeline.sinks.delta import DeltaRefused, Written, add_files, check_place, is_committed, nulls_of
 from veilmq.pipeline.sinks.queue import _send, check_columns, send_rows
@@ -480,6 +480,41 @@ def test_a_table_in_partitions_has_each_row_under_its_values(tmp_path: Path) -> 
     assert files == 2 * 4, "one for each combination of values and batch"
     assert not check(place, now=0).missing
     assert table.to_pyarrow_table(filters=[("kind", "=", "a/b c")]).num_rows == 4
+
+
+FILLED = pa.schema([pa.field("kind", pa.string(), False), pa.field("n", pa.int64(), False)])
+"""As of a frame whose columns have no nulls."""
+
+
+def test_an_empty_text_that_divides_a_table_is_a_null_there(tmp_path: Path) -> None:
+    """So it is in the log, and nobody opens a table with a null in a column that allows none."""
+    rows = pa.table({"kind": ["a", ""], "n": [1, 2]}, FILLED)
+    ours, theirs = str(tmp_path / "ours"), str(tmp_path / "theirs")
+    commit_parted(ours, rows, 0, ["kind"])
+    found = DeltaTable(ours)
+    assert [(each.name, each.nullable) for each in found.schema().fields] == [("kind", True), ("n", False)]
+    assert sorted(found.to_pyarrow_table().select(["n", "kind"]).to_pylist(), key=str) == [
+        {"n": 1, "kind": "a"}, {"n": 2, "kind": None},
+    ]  # fmt: skip
+    write_deltalake(theirs, FILLED.empty_table(), partition_by=["kind"])
+    with pytest.raises(DeltaRefused, match=r"The column kind of the table .* takes no null, and a row has one"):
+        commit_parted(theirs, rows, 0, ["kind"])
+    commit_parted(theirs, rows[:1], 0, ["kind"])
+    assert DeltaTable(theirs).to_pyarrow_table()["n"].to_pylist() == [1]
+
+
+def test_a_table_whose_log_cannot_be_read_is_told(tmp_path: Path) -> None:
+    """It has a null where it allows none."""
+    write_deltalake(tmp_path, FILLED.empty_table(), partition_by=["kind"])
+    added = AddAction("a.parquet", 1, {"kind": None}, 0, True, '{"numRecords": 1}')
+    with pytest.raises(ValueError, match="Found unmasked nulls"):  # after it has landed
+        DeltaTable(tmp_path).create_write_transaction([added], "append", FILLED, ["kind"])
+    with pytest.raises(DeltaRefused, match=r"log of the table .* cannot be read"):
+        commit_parted(str(tmp_path), pa.table({"kind": ["a"], "n": [1]}, FILLED), 0, ["kind"])
+    with pytest.raises(DeltaRefused, match=r"log of the table .* cannot be read"):
+        check_place(tmp_path, FILLED, ["kind"])
+    with pytest.raises(OptionInvalid, match="holds no table that can be read"):
+        load(str(tmp_path))
 
 
 def test_any_value_can_divide_a_table(tmp_path: Path) -> None:

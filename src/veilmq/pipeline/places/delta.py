@@ -365,5 +365,5 @@ def _table(url: str) -> Any:
 
     try:
         return DeltaTable(url, storage_options=storage_of(url))
-    except (DeltaError, OSError) as error:
+    except (DeltaError, OSError, ValueError) as error:
         raise OptionInvalid(f"{url} holds no table that can be read: {error}.", "Name a Delta table.") from None

@@ -168,7 +168,8 @@ def _commit(
     partitions = next((list(each.partition) for each in files if each.name), [])
     if not DeltaTable.is_deltatable(path, storage):
         try:
-            write_deltalake(path, schema.empty_table(), partition_by=partitions or None, storage_options=storage)
+            empty = _created(schema, partitions).empty_table()
+            write_deltalake(path, empty, partition_by=partitions or None, storage_options=storage)
         except DeltaError:  # another process made it at the same moment
             if not DeltaTable.is_deltatable(path, storage):
                 raise
@@ -176,11 +177,22 @@ def _commit(
     if _holds(table, path, app, own, batch) or (after is not None and _last(table, app) != after):
         return False
     check_fits(table, schema, partitions)
-    check_nulls(table, frozenset().union(*(each.nulls for each in files)))
+    check_nulls(table, frozenset().union(*map(_nulls_in, files)))
     versions = {app: max(batch, table.transaction_version(app) or 0), own: batch}
     properties = CommitProperties(app_transactions=[Transaction(*each) for each in versions.items()])
     table.create_write_transaction(actions, "append", schema, partitions, commit_properties=properties)
     return True
+
+
+def _created(schema: Any, partitions: Sequence[str]) -> Any:
+    """The columns of a new table: a text that divides it may be null, because the log tells an empty one as null."""
+    texts = [name for name in partitions if pa.types.is_string(schema.field(name).type)]
+    return pa.schema([each.with_nullable(True) if each.name in texts else each for each in schema], schema.metadata)
+
+
+def _nulls_in(file: Written) -> set[str]:
+    """Columns that a reader finds nulls in: an empty text of the partition is one."""
+    return {*file.nulls, *(name for name, value in file.partition.items() if value is None)}
 
 
 def _sync_log(path: str) -> None:
@@ -219,6 +231,11 @@ def _unreachable(path: str, batch: int, error: Exception) -> SourceUnreachable:
     return SourceUnreachable(wrong, "Run the query again: it asks the table, and goes on.")
 
 
+def _unreadable(path: str, error: ValueError) -> "DeltaRefused":
+    """As of a null in the log for a column that allows none."""
+    return DeltaRefused(f"The log of the table {path} cannot be read: {error}.", "An earlier version may be sound.")
+
+
 def check_place(path: Path | str, schema: Any, partitions: Sequence[str] = ()) -> None:
     """Check what can be known of a table's path before there are rows. Raises OptionInvalid, DeltaRefused."""
     from deltalake import DeltaTable
@@ -231,7 +248,11 @@ def check_place(path: Path | str, schema: Any, partitions: Sequence[str] = ()) -
     if files.get_file_info(root).is_file:
         raise OptionInvalid(f"path={path!r} cannot be: it is a file.", "It is a directory.")
     if DeltaTable.is_deltatable(path):
-        check_fits(DeltaTable(path), schema, partitions)
+        try:
+            table = DeltaTable(path)
+        except ValueError as error:
+            raise _unreadable(path, error) from error
+        check_fits(table, schema, partitions)
 
 
 def _has(table: Any, app: str, batch: int) -> bool:
@@ -253,13 +274,15 @@ def _is_done(path: str, app: str, own: str, batch: int, storage: dict[str, str] 
 
 
 def _table(path: str, batch: int, storage: dict[str, str] | None) -> Any:
-    """The table; None: there is none. Raises SourceUnreachable."""
+    """The table; None: there is none. Raises SourceUnreachable, DeltaRefused."""
     from deltalake.exceptions import DeltaError
 
     try:
         return table_at(path, storage)
     except (DeltaError, OSError) as error:
         raise _unreachable(path, batch, error) from error
+    except ValueError as error:
+        raise _unreadable(path, error) from error
 
 
 def _holds(table: Any, path: str, app: str, own: str, batch: int) -> bool:
