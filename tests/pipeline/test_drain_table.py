@@ -122,14 +122,19 @@ def test_what_was_killed_amid_its_first_batch_begins_again(tmp_path: Path) -> No
 
 def test_files_that_no_query_wrote_are_not_mixed_with_its_own(tmp_path: Path) -> None:
     """Spark's readers pass over them once there is a log, and a vacuum of Delta removes them."""
-    (tmp_path / "part-1.parquet").touch()
-    for kind in ("parquet", "delta"):
-        with pytest.raises(TableForeign, match="Name an empty place"):
-            check_table(kind, str(tmp_path), tmp_path / "checkpoint")
+    top, divided = tmp_path / "top", tmp_path / "divided"
+    for place in (top, divided / "type=a" / "day=1"):
+        place.mkdir(parents=True)
+        (place / "part-1.parquet").touch()
+    for table in (top, divided):
+        for kind in ("parquet", "delta"):
+            with pytest.raises(TableForeign, match="Name an empty place"):
+                check_table(kind, str(table), tmp_path / "checkpoint")
     # What a query left that was killed amid its first batch.
     log(tmp_path / "checkpoint" / "offsets", "0")
-    for kind in ("parquet", "delta"):
-        check_table(kind, str(tmp_path), tmp_path / "checkpoint")
+    for table in (top, divided):
+        for kind in ("parquet", "delta"):
+            check_table(kind, str(table), tmp_path / "checkpoint")
 
 
 def test_delta_takes_a_new_query_s_rows_and_no_other_format_s(tmp_path: Path) -> None:

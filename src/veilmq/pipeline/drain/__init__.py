@@ -74,6 +74,8 @@ _PAUSE_SECONDS: Final = 0.5
 _PROGRESS: Final = "spark.sql.streaming.numRecentProgressUpdates"
 _LOGS: Final = ("offsets", "commits")
 _UNFINISHED: Final = (".tmp", ".tmp.crc")
+_FILES: Final = ("*.parquet", "*=*/**/*.parquet")
+"""Of a table of Parquet: Spark reads those at its top, and those below the directories of partitions."""
 _NONE: Final = -1
 _REPORTS_KEPT: Final = 1_000
 """More than there are batches in `_LOOK_SECONDS`."""
@@ -261,7 +263,7 @@ def check_table(kind: str, path: str, checkpoint: Path | str, spark: "SparkSessi
         raise TableForeign(f"{path} is a Delta table.", "Drain with that format, or into another place.")
     if kind == "delta" and log.is_dir():
         raise TableForeign(f"{path} is a Parquet table.", "Drain with that format, or into another place.")
-    has, files = _last(log), not is_delta and any(table.glob("*.parquet"))
+    has, files = _last(log), not is_delta and any(any(table.glob(each)) for each in _FILES)
     if has == _NONE and not files:
         return
     reached = _reached(checkpoint, spark)
