@@ -21,6 +21,8 @@ from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable
 from veilmq.pipeline.options import read_options
 from veilmq.testing import Random
 
+SDKS = ("sqs", "azure", "mns")
+
 
 class Many(Play):
     """Drains the queues of one test, whose names begin with the stage's."""
@@ -73,9 +75,7 @@ def test_shares_use_the_whole_batch_and_starve_no_queue() -> None:
             assert found.get(deepest, 0) * len(there) >= wanted // 2 - len(there) or found[deepest] == depths[deepest]
 
 
-@pytest.mark.parametrize(
-    "scheme", ["veil", *(pytest.param(each, marks=pytest.mark.slow) for each in ("sqs", "azure", "mns"))]
-)
+@pytest.mark.parametrize("scheme", ["veil", *(pytest.param(each, marks=pytest.mark.slow) for each in SDKS)])
 def test_all_queues_of_a_list_and_a_pattern_become_rows_with_their_names(stage: Stage, scheme: str) -> None:
     counts = {"a": 120, "b": 30, "c": 1, "other": 5}
     fill(stage, counts)
@@ -179,6 +179,25 @@ def test_a_run_ends_with_what_each_queue_held_at_its_start(stage: Stage) -> None
     play.to_the_end(end)
     assert len(play.rows) == 80
     play.driver.close()
+
+
+@pytest.mark.parametrize("is_pattern", [True, False], ids=["a pattern", "one queue"])
+@pytest.mark.parametrize("scheme", ["veil", *(pytest.param(each, marks=pytest.mark.slow) for each in SDKS)])
+def test_dead_letters_that_would_be_drained_again_are_refused(stage: Stage, scheme: str, is_pattern: bool) -> None:
+    """A bad record would come with each batch, for ever."""
+    stage.make(f"{stage.name}-bad").close()
+    bad = stage.url(scheme, name=f"{stage.name}-bad")
+    given = {"url": stage.url(scheme, name=""), "queues": f"{stage.name}-*"} if is_pattern else {"url": bad}
+    given |= {"directory": str(stage.directory / "m"), "deadLetters": bad}
+    with pytest.raises(OptionInvalid, match=f"deadLetters, {stage.name}-bad, is drained itself"):
+        Driver(read_options(given))
+    assert not (stage.directory / "m").exists()
+
+
+def test_dead_letters_of_the_same_account_that_no_pattern_names_are_taken(stage: Stage) -> None:
+    fill(stage, {"a": 1})
+    stage.make(f"bad-{stage.name}").close()
+    Many(stage, deadLetters=stage.url(name=f"bad-{stage.name}")).driver.close()
 
 
 def test_equal_ids_of_two_queues_are_two_messages(tmp_path: Path) -> None:

@@ -60,6 +60,7 @@ class Driver:
         self._queue = wrap(cast(Queue, queue))
         try:
             _check_lease(options, self._queue)
+            self._cleanup = Cleanup(options, self._queue)
             self.directory = Directory(place(options.directory), self._queue.name, clock=clock)
             bad_records.adopt_former(self.directory.path)
         except BaseException:
@@ -67,7 +68,6 @@ class Driver:
             raise
         self._pool = ThreadPoolExecutor(options.receivers, "veilmq drain receive")
         self._room = Room(options.max_bytes, self._queue.capabilities)
-        self._cleanup = Cleanup(options, self._queue)
         self._deleter = Deleter(
             self._queue, options.receivers, options.patience, clock, self._cleanup.run, self._batch_done
         )

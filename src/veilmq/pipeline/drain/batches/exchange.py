@@ -34,6 +34,7 @@ from veilmq.client.records import ObjectStore
 from veilmq.model.errors import InFlightFull, VeilError
 from veilmq.pipeline.drain.bad_records import BadRecord, mark_sent, of_manifest, unsent
 from veilmq.pipeline.drain.batches import Batch
+from veilmq.pipeline.drain.batches.many import is_drained
 from veilmq.pipeline.drain.manifests import open_manifest
 from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable
 from veilmq.pipeline.options import DrainOptions, store_options_of
@@ -277,6 +278,20 @@ class Deleter:
                     self._failure = answer
 
 
+def _target(url: str, source: Queue) -> Queue:
+    """The queue of the option deadLetters. Raises OptionInvalid, also if the drain would receive from it."""
+    try:
+        target = connect(url)
+        comes_again = is_drained(target, source)
+    except VeilError as error:
+        raise OptionInvalid(f"The queue of the option deadLetters: {error}.", "Is it there?") from None
+    if comes_again:
+        target.close()
+        wrong = f"The queue of the option deadLetters, {target.name}, is drained itself: a bad record would never end."
+        raise OptionInvalid(wrong, "Name one that the options url and queues do not.")
+    return target
+
+
 class Cleanup:
     """Cleans up for one query; `queue` is the queue that is drained. Raises OptionInvalid, SourceUnreachable."""
 
@@ -288,10 +303,7 @@ class Cleanup:
         if options.unwrap[:1] == ("large",) and options.delete_objects:
             self._store = ObjectStore(str(options.store), options=store_options_of(options))
         if options.dead_letters is not None:
-            try:
-                self._target = connect(options.dead_letters)
-            except VeilError as error:
-                raise OptionInvalid(f"The queue of the option deadLetters: {error}.", "Is it there?") from None
+            self._target = _target(options.dead_letters, queue)
 
     def close(self) -> None:
         """Close the dead-letter queue."""

@@ -29,7 +29,7 @@ import msgspec
 from veilmq.client.adapters.connect import connect, connect_account
 from veilmq.client.clock import Clock
 from veilmq.client.messages import Extension, Received, Stats
-from veilmq.client.queue import Account, Capabilities, Queue
+from veilmq.client.queue import Account, Capabilities, Queue, identity_of
 from veilmq.client.routed import weakest
 from veilmq.model.errors import InFlightFull, ParameterInvalid, QueueMissing, ReceiptInvalid, VeilError
 from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable
@@ -214,6 +214,12 @@ class Queues:
 
         return self._grouped([(each, each) for each in handles], delete)
 
+    def takes(self, queue: Queue) -> bool:
+        """Whether `queue`, which is there, is one of them, now or as soon as they are listed again."""
+        if not any(fnmatch.fnmatchcase(queue.name, pattern) for pattern in self._patterns):
+            return False
+        return identity_of(self._queue(queue.name)) == identity_of(queue)
+
     def stats(self) -> Stats:
         """The sums."""
 
@@ -359,6 +365,12 @@ def opened(options: DrainOptions, clock: Clock) -> Queue:
             raise SourceUnreachable(f"The queues cannot be listed: {error}.", "Is the server there?") from None
         raise
     return cast(Queue, many)
+
+
+def is_drained(queue: Queue, source: Queue) -> bool:
+    """Whether a drain of `source`, a queue or `Queues`, receives from `queue`. Raises VeilError."""
+    several: object = source
+    return several.takes(queue) if isinstance(several, Queues) else identity_of(source) == identity_of(queue)
 
 
 def total(stats: Stats) -> int:
