@@ -33,7 +33,7 @@ from veilmq.pipeline.options import read_delta_options, read_send_options
 from veilmq.pipeline.places.delta import load, write_parted
 from veilmq.pipeline.sinks.checking import check
 from veilmq.pipeline.sinks.delta import DeltaRefused, Written, add_files, check_place, is_committed, nulls_of
-from veilmq.pipeline.sinks.queue import _send, check_columns, send_rows
+from veilmq.pipeline.sinks.queue import _send, check_columns, group_of, send_rows
 from veilmq.testing.for_each import for_each
 
 SCHEMA = pa.schema([("n", pa.int64())])
@@ -244,6 +244,16 @@ def test_rows_of_a_group_do_not_overtake_a_request_that_is_refused(tmp_path: Pat
         queue.delete_batch([message.handle for message in messages])
     account.close()
     assert came == bodies
+
+
+@pytest.mark.parametrize("name", ["orders 2024", "Aufträge", "x" * 129, "\udcff"])
+def test_rows_of_a_table_of_any_name_have_a_group(tmp_path: Path, name: str) -> None:
+    """A replay sends rows without a group as one."""
+    assert group_of("orders") == "orders"
+    with EmbeddedAccount(tmp_path, create=True) as account:
+        account.create("q.fifo", Template(fifo=True))
+        account.queue("q.fifo").send(Message("b", group=group_of(name), deduplication_id="1"))
+        assert group_of(name) != group_of(f"{name} ")
 
 
 def test_a_stream_that_tells_all_rows_again_is_refused() -> None:

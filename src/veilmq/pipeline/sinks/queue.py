@@ -30,7 +30,8 @@ from veilmq.client.clock import SYSTEM
 from veilmq.client.errors import ServiceError, TransportError
 from veilmq.client.messages import Message
 from veilmq.client.queue import Queue
-from veilmq.model.errors import CapacityError, StoreError, VeilError
+from veilmq.client.shared.checks import token
+from veilmq.model.errors import CapacityError, ParameterInvalid, StoreError, VeilError
 from veilmq.pipeline.errors import OptionInvalid, PipelineError, SourceUnreachable
 from veilmq.pipeline.options import SendOptions
 from veilmq.pipeline.places import Place, place
@@ -254,7 +255,7 @@ def replay(
     if _is_fifo(queue):
         if key is None and "id" in rows.columns and "deduplication_id" not in rows.columns:
             key = "id"
-        group = f.lit(table.name)
+        group = f.lit(group_of(table.name))
         rows = rows.withColumn("group", f.coalesce("group", group) if "group" in rows.columns else group)
         order = [name for name in _ORDER if name in rows.columns]
         # One partition, so that the order stays.
@@ -265,6 +266,15 @@ def replay(
         number = _counted(rows, where)
         (writer if key is None else writer.option("key", key)).save()
     return number
+
+
+def group_of(table: str) -> str:
+    """The group of a table's rows without one: the table's name, or a digest of a name that no group may have."""
+    try:
+        token(table, "group")
+    except ParameterInvalid:
+        return hashlib.sha256(table.encode(errors="surrogateescape")).hexdigest()
+    return table
 
 
 @contextmanager
