@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 from pyspark.sql import types
-from tests.pipeline.drain_stage import Stage, left
+from tests.pipeline.drain_stage import Stage, left, send
 from tests.pipeline.test_drain_driver import START, Play
 
 from veilmq.client.messages import Message
 from veilmq.pipeline.drain import read_bad_records
+from veilmq.pipeline.drain.manifests import BYTES_PER_BATCH
 from veilmq.pipeline.drain.source import Decoding, rows
 from veilmq.pipeline.errors import OptionInvalid
 from veilmq.testing.for_each import for_each
@@ -100,6 +101,20 @@ def test_the_column_for_corrupt_records_must_allow_nulls() -> None:
     schema = types.StructType([types.StructField("_corrupt_record", TEXT, nullable=False)])
     with pytest.raises(OptionInvalid, match="_corrupt_record is NOT NULL"):
         Decoding(schema, "_corrupt_record")
+
+
+def test_large_decoded_bodies_are_handed_on_a_few_at_a_time(stage: Stage) -> None:
+    """Java loads each record batch as a whole."""
+    body = f'{{"v": "{"x" * 1_000_000}"}}'
+    with stage.make() as queue:
+        for _ in range(4):
+            send(queue, [body] * 5)
+        play = Play(stage, format="json", partitions=1)
+        (span,) = play.driver.pieces(START, play.driver.latest(START, 100))
+        found = list(rows(span, types.StructType([types.StructField("v", TEXT)]), play.options))
+        play.driver.close()
+    assert sum(batch.num_rows for batch in found) == 20
+    assert max(batch.nbytes for batch in found) < BYTES_PER_BATCH + 1_000_000
 
 
 @pytest.mark.parametrize("form", ["raw", "json"])

@@ -14,7 +14,10 @@ from mns.account import Account
 from tests.pipeline.drain_stage import Stage, come_again, left, send
 
 import veilmq
-from veilmq.client.messages import Message, Template
+from veilmq.client.large import LargeMessageQueue, PointerFormat
+from veilmq.client.large.pointer import stated_bytes
+from veilmq.client.messages import Message, Peeked, Template
+from veilmq.client.unreadable import keep
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import InFlightFull
 from veilmq.pipeline.drain import (
@@ -254,6 +257,43 @@ def test_a_batch_is_bounded_in_bytes(stage: Stage, body: str, count: int, bytes_
         assert len(play.rows) == count
         assert left(queue) == 0
         play.driver.close()
+
+
+@pytest.mark.parametrize("bytes_max", [350_000, 150_000], ids=["above one", "below one"])
+def test_large_bodies_count_as_what_executors_fetch(stage: Stage, bytes_max: int) -> None:
+    """Of the first batch, too: if it is too large for an executor, it is so again whenever it is repeated."""
+    store = f"file://{stage.directory}/objects"
+    with stage.make() as queue:
+        large = LargeMessageQueue(queue, store, unreadable=keep, threshold_bytes=1_000)
+        failed = [each for each in large.send_batch(["x" * 100_000] * 20) if isinstance(each, Exception)]
+        assert not failed
+        play = Play(stage, maxBytes=bytes_max, unwrap="large", store=store)
+        sizes, end = [], START
+        while sum(sizes) < 20:
+            start, end = end, play.driver.latest(end, 100)
+            sizes.append(len(play.read(start, end)))
+        assert max(sizes) * 100_000 <= max(bytes_max, 200_000)
+        assert sum(sizes) == 20
+        send(queue, bodies(500))
+        start, end = end, play.driver.latest(end, 1_000)
+        assert len(play.read(start, end)) == 500, "small ones fill a batch again"
+        play.driver.close()
+
+
+@for_each(
+    ("message", "form", "size"),
+    [
+        (Peeked("1", '{"veilmq.pointer":1,"bytes":7}'), "own", 7),
+        (Peeked("1", '{"veilmq.pointer":1,"bytes":"7"}'), "own", 0),
+        (Peeked("1", '{"veilmq.pointer":1'), "own", 0),
+        (Peeked("1", '{"bytes":7}'), "own", 0),
+        (Peeked("1", "[]", {"ExtendedPayloadSize": 7}), "aws", 7),
+        (Peeked("1", "[]", {"SQSLargePayloadSize": -7}), "aws", 0),
+        (Peeked("1", '{"veilmq.pointer":1,"bytes":7}'), "aws", 0),
+    ],
+)
+def test_a_pointer_states_a_size(message: Peeked, form: str, size: int) -> None:
+    assert stated_bytes(message, PointerFormat(form)) == size
 
 
 class Slow(Wrapping):

@@ -64,7 +64,7 @@ class DrainOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_rows: int | None = None
     """Messages in one micro-batch; None: `rows_default` of the queue."""
     max_bytes: int = 256 << 20
-    """Bytes of the bodies in one micro-batch; see `exchange.Room`."""
+    """Bytes of the bodies in one micro-batch, large ones as their pointers state them; see `exchange.Room`."""
     lease: float = 60.0
     """Visibility timeout of each receive; extended while the batch runs."""
     wait: float = 0.2

@@ -114,6 +114,19 @@ def without_reserved(attributes: Any, form: PointerFormat) -> dict[str, Attribut
     return {name: value for name, value in attributes.items() if name not in reserved}
 
 
+def stated_bytes(message: Peeked, form: PointerFormat) -> int:
+    """The size that the message's pointer states, whether or not it can be followed; 0 for any other message."""
+    size: AttributeValue | None = None
+    try:
+        if form is PointerFormat.AWS:
+            size = next((message.attributes[name] for name in SIZE_ATTRIBUTES if name in message.attributes), None)
+        elif message.body.startswith(BEGINNING):
+            size = _json(message, dict).get("bytes")
+    except PointerRefused:
+        pass
+    return size if type(size) is int and size > 0 else 0
+
+
 def _own(message: Peeked, store: ObjectStore) -> Pointer:
     value = _json(message, dict)
     size_bytes, sha256, reader = value.get("bytes"), value.get("sha256"), value.get("reader")

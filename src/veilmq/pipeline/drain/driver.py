@@ -21,6 +21,7 @@ from typing import Any, Final, cast
 
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.errors import ServiceError, TransportError
+from veilmq.client.large import PointerFormat
 from veilmq.client.messages import Extension, Received
 from veilmq.client.queue import Queue
 from veilmq.model.errors import CapacityError, LeaseError, ReceiptInvalid, StoreError, VeilError
@@ -67,7 +68,8 @@ class Driver:
             self._queue.close()
             raise
         self._pool = ThreadPoolExecutor(options.receivers, "veilmq drain receive")
-        self._room = Room(options.max_bytes, self._queue.capabilities)
+        large = PointerFormat(options.pointers) if options.unwrap[:1] == ("large",) else None
+        self._room = Room(options.max_bytes, self._queue.capabilities, large)
         self._deleter = Deleter(
             self._queue, options.receivers, options.patience, clock, self._cleanup.run, self._batch_done
         )

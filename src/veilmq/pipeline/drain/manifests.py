@@ -154,7 +154,7 @@ class Directory:
         """Durable when this returns. Raises DirectoryUnwritable."""
         sink = pa.BufferOutputStream()
         with pa.ipc.new_file(sink, MANIFEST_SCHEMA) as writer:
-            for start, stop in _cuts(table.column("body")):
+            for start, stop in cuts(pc.binary_length(table.column("body")).to_pylist()):
                 writer.write_table(table.slice(start, stop - start), ROWS_PER_BATCH)
         content = sink.getvalue()
         # A local lock has no number: the kernel sees to it that nobody else is at work.
@@ -263,15 +263,15 @@ def _unwritable(directory: Place, error: OSError | PlaceFailed) -> DirectoryUnwr
     return DirectoryUnwritable(f"{directory} cannot be written: {error.strerror}.", mend)
 
 
-def _cuts(bodies: Any) -> Iterator[tuple[int, int]]:
-    """The row ranges that form one record batch each."""
+def cuts(lengths: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """The row ranges that form one record batch each, by the lengths of their bodies."""
     start = size = 0
-    for place, length in enumerate(pc.binary_length(bodies).to_pylist()):
+    for place, length in enumerate(lengths):
         if place > start and (place - start == ROWS_PER_BATCH or size + length > BYTES_PER_BATCH):
             yield start, place
             start, size = place, 0
         size += length
-    yield start, len(bodies)
+    yield start, len(lengths)
 
 
 def open_manifest(path: Place) -> Any:

@@ -58,7 +58,7 @@ from veilmq.model.errors import ParameterInvalid
 from veilmq.pipeline.drain import bad_records
 from veilmq.pipeline.drain.bad_records import BadRecord
 from veilmq.pipeline.drain.driver import Driver, Span
-from veilmq.pipeline.drain.manifests import ARROW_SCHEMA, QUEUE, SPARK_SCHEMA, Offset, open_manifest
+from veilmq.pipeline.drain.manifests import ARROW_SCHEMA, QUEUE, SPARK_SCHEMA, Offset, cuts, open_manifest
 from veilmq.pipeline.errors import OptionInvalid
 from veilmq.pipeline.options import ROWS_DEFAULT, DrainOptions, read_options, read_send_options, store_options_of
 from veilmq.pipeline.places import Place, place
@@ -215,14 +215,21 @@ def rows(span: Span, schema: types.StructType, options: DrainOptions) -> Iterato
                 batch = reader.get_batch(at)
                 yield pa.RecordBatch.from_arrays([batch.column(name) for name in wanted.names], schema=wanted)
         return
-    yield from _decoded(place(path), first, stop, schema, options).to_batches()
+    good, lengths = _decoded(place(path), first, stop, schema, options)
+    for start, end in cuts(lengths):
+        columns = [pa.array([row.get(field.name) for row in good[start:end]], field.type) for field in wanted]
+        yield pa.RecordBatch.from_arrays(columns, schema=wanted)
 
 
-def _decoded(path: Place, first: int, stop: int, schema: types.StructType, options: DrainOptions) -> Any:
+def _decoded(
+    path: Place, first: int, stop: int, schema: types.StructType, options: DrainOptions
+) -> tuple[list[dict[str, Any]], list[int]]:
+    """The good rows, and the lengths of their bodies; the others are kept as bad records."""
     unwrapping = Unwrapping(options)
     decoding = Decoding(schema, options.column_name_of_corrupt_record) if options.format == "json" else None
     needed = _needed(schema)
     good: list[dict[str, Any]] = []
+    lengths: list[int] = []
     bad: list[BadRecord] = []
     with open_manifest(path) as reader:
         for at in range(first, stop):
@@ -234,12 +241,11 @@ def _decoded(path: Place, first: int, stop: int, schema: types.StructType, optio
                     if (empty := next((name for name in needed if found.get(name) is None), None)) is not None:
                         raise ValueError(f"the column {empty} is NOT NULL, and null in this row")
                     good.append(found)
+                    lengths.append(len(body))
                 except (Unreadable, ValueError) as error:
                     bad.append(_bad_record(row, str(error)))
     bad_records.write(path, first, bad)
-    wanted = arrow_schema(schema)
-    columns = [pa.array([row.get(field.name) for row in good], field.type) for field in wanted]
-    return pa.Table.from_arrays(columns, schema=wanted)
+    return good, lengths
 
 
 def _needed(schema: types.StructType) -> list[str]:

@@ -7,6 +7,10 @@ arrives, so a receive reserves room for as many of the largest likely bodies as 
 need. Reserving for the largest body that the queue takes would never exceed the bound, but cost a third of the speed:
 half of the receivers would wait. If an error follows after messages came, the next call meets it.
 
+A large body that executors fetch counts as what its pointer states. Such sizes differ by much more than those of
+bodies, so a receive reserves twice their mean, which begins at the bound for a batch: the first receives ask for one
+message, and later ones for at most half as many as were seen.
+
 Strategy of deleting: one thread takes committed batches in order and splits each into requests that a pool sends.
 Requests that did not reach the queue are retried until `patience` is over; then `finish` raises, and the manifests
 remain for the next run.
@@ -26,8 +30,9 @@ from typing import Final
 from veilmq.client.adapters.connect import connect
 from veilmq.client.clock import Clock
 from veilmq.client.errors import ObjectStoreFailed, PointerRefused
-from veilmq.client.large import PointerFormat, drop
+from veilmq.client.large import BODY_BYTES_MAX, PointerFormat, drop
 from veilmq.client.large.pointer import read as read_pointer
+from veilmq.client.large.pointer import stated_bytes
 from veilmq.client.messages import Message, Peeked, Received
 from veilmq.client.queue import Capabilities, Queue
 from veilmq.client.records import ObjectStore
@@ -45,15 +50,23 @@ _PART: Final = 4
 _SURPRISE: Final = 16
 """A body is assumed to be at most this many times as large as the largest one so far."""
 
+_MARGIN: Final = 2
+"""How many times the mean of large bodies is reserved for one."""
+_SEEN: Final = 1_000
+"""Messages that the mean remembers."""
+
 
 class Room:
     """Bytes of bodies that a batch may still take. Not thread-safe; one for all batches, because it learns sizes."""
 
-    def __init__(self, bytes_max: int, able: Capabilities) -> None:
+    def __init__(self, bytes_max: int, able: Capabilities, large: PointerFormat | None = None) -> None:
+        """large: the form of pointers, if their objects count."""
         self._bytes_max, self._left_bytes = bytes_max, bytes_max
         self._limit_bytes, self._receive_max = able.body_bytes_max, able.receive_messages_max
         self._largest_bytes = self._limit_bytes
         self._is_known = False
+        self._large, self._seen = large, 1
+        self._mean_bytes = float(bytes_max if large else 0)
 
     def begin(self) -> None:
         """Start another batch."""
@@ -79,19 +92,28 @@ class Room:
 
     def give_back(self, taken: int, came: list[Received]) -> None:
         """A receive that reserved `taken` returned these messages."""
-        sizes = [_size_bytes(each) for each in came]
-        self._left_bytes += taken - sum(sizes)
-        if sizes:
-            self._largest_bytes = max(sizes) if not self._is_known else max(self._largest_bytes, *sizes)
+        bodies = [_size_bytes(each) for each in came]
+        size_bytes = sum(map(self._whole_bytes, came))
+        self._left_bytes += taken - size_bytes
+        if bodies:
+            self._largest_bytes = max(bodies) if not self._is_known else max(self._largest_bytes, *bodies)
             self._is_known = True
+        if bodies and self._large:
+            self._seen = min(self._seen + len(came), max(_SEEN, len(came)))
+            self._mean_bytes += (size_bytes - len(came) * self._mean_bytes) / self._seen
 
     def free(self, message: Received) -> None:
         """The message does not belong to this batch."""
-        self._left_bytes += _size_bytes(message)
+        self._left_bytes += self._whole_bytes(message)
+
+    def _whole_bytes(self, message: Received) -> int:
+        stated = 0 if self._large is None else stated_bytes(message, self._large)
+        # One that states more is a bad record, and nothing is fetched.
+        return stated if 0 < stated <= BODY_BYTES_MAX else _size_bytes(message)
 
     @property
     def _likely_bytes(self) -> int:
-        return max(1, min(self._limit_bytes, _SURPRISE * self._largest_bytes))
+        return max(1, min(self._limit_bytes, _SURPRISE * self._largest_bytes), int(_MARGIN * self._mean_bytes))
 
 
 def _size_bytes(message: Received) -> int:
