@@ -218,6 +218,24 @@ def test_it_is_kept_small_by_days(table: pa.Table, kept: Kept, monkeypatch: pyte
     assert kept.events().equals(left)
 
 
+def test_expiries_of_a_day_before_leave_no_gap(table: pa.Table, kept: Kept) -> None:
+    """They carry the instants at which they were due, and are between the events of the next day."""
+    at = table["at"].to_pylist()
+    second = next(offset for offset, each in enumerate(at) if each >= round(at[0] + DAY * 1e6))
+    late = range(second + 200, second + 400)
+    times = [each - round(DAY * 1e6) if offset in late else each for offset, each in enumerate(at)]
+    table = table.set_column(table.schema.get_field_index("at"), "at", pa.array(times))
+    for each in (second, late.start, late.stop, table.num_rows):
+        export(MadeUp(table), kept.directory, until=each, kept=keep_as_delta)
+    assert retain(kept.directory, date(2026, 1, 2)) == second
+    assert retain(kept.directory, date(2026, 1, 2)) == 0
+    vacuum(kept.directory, 0)
+    assert kept.exported().equals(table.slice(second))
+    assert kept.events().equals(table.slice(second))
+    assert retain(kept.directory, date(2027, 1, 1)) == table.num_rows - second
+    assert retain(kept.directory, date(2027, 1, 1)) == 0
+
+
 def test_duckdb_reads_it(table: pa.Table, kept: Kept) -> None:
     export(MadeUp(table), kept.directory, file_rows=1_500, kept=keep_as_delta)
     actions = pa.table(kept.table().get_add_actions(flatten=True)).to_pylist()

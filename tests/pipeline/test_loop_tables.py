@@ -127,13 +127,38 @@ def test_exported_events_are_joined_and_stay_what_they_are(events: pa.Table, exp
 def test_old_days_of_exported_events_go(events: pa.Table, exported: Path) -> None:
     reading = ParquetHistory(str(exported)).read(0, events.num_rows)
     next(reading)
-    assert tables.retain(exported, date(2026, 1, 3)) == 2
+    assert tables.retain(exported, date(2026, 1, 3)) == 1
     with pytest.raises(HistoryGap, match=r"begins at offset \d+, and \d+ is next. Begin later with from=first"):
         list(reading)
-    assert days(exported) == [".lock", "day=2026-01-03"]
+    assert days(exported) == [".lock", "day=2026-01-02", "day=2026-01-03"]
     first = ParquetHistory(str(exported)).bounds().first
-    assert 0 < first < events.num_rows
     assert read(exported).equals(events.slice(first))
+    kept = first_of(events, date(2026, 1, 3))
+    assert 0 < kept - 700 < first <= kept, "of the day before only the file that reaches midnight"
+
+
+def first_of(events: pa.Table, day: date) -> int:
+    """The offset of its first event."""
+    midnight = datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp() * 1e6
+    return next(offset for offset, at in enumerate(events["at"].to_pylist()) if at >= midnight)
+
+
+def test_expiries_of_a_day_before_leave_no_gap(events: pa.Table, tmp_path: Path) -> None:
+    """As when a queue's retention is shortened: they carry the instants at which they were due."""
+    second = first_of(events, date(2026, 1, 2))
+    late = range(second + 200, second + 400)
+    times = [at - round(DAY * 1e6) if offset in late else at for offset, at in enumerate(events["at"].to_pylist())]
+    events = events.set_column(events.schema.get_field_index("at"), "at", pa.array(times))
+    for until in (100, second, late.start, late.stop, late.stop + 100, events.num_rows):
+        export(MadeUp(events), tmp_path, until=until)
+    assert tables.compact(tmp_path) == 2, "the first two and the last two"
+    assert read(tmp_path).equals(events)
+    assert tables.compact(tmp_path) == 0
+    assert tables.retain(tmp_path, date(2026, 1, 2)) == 0
+    assert read(tmp_path).equals(events.slice(second)), "the late ones as well, as they are between others"
+    assert tables.retain(tmp_path, date(2026, 1, 3)) == 1
+    assert read(tmp_path).equals(events.slice(late.stop)), "a file of two days, which began on the old one"
+    assert export(MadeUp(events), tmp_path) == (events.num_rows, events.num_rows)
 
 
 def test_a_day_is_never_lost(events: pa.Table, exported: Path) -> None:

@@ -288,6 +288,26 @@ def test_what_a_process_wrote_that_slept_past_midnight_counts_once(directory: Ob
     ]  # fmt: skip
 
 
+def test_files_are_joined_unless_another_days_are_between(directory: ObjectPath) -> None:
+    """Else the joined one's offsets say that it has what the other day's file has."""
+    first, second = date(2026, 1, 31), date(2026, 2, 1)
+    for start, stop, day in ((0, 25, first), (30, 50, first), (50, 60, second), (60, 75, first)):
+        append_day(pa.table({"n": range(start, stop)}), directory, day, f"offset-{start:020}-{stop:020}")
+    assert compact(directory) == 1
+    assert sorted(len(pq.read_table(source(file))) for file in counted(directory)) == [10, 15, 45]
+
+
+def test_exports_that_overlap_are_not_joined(directory: ObjectPath, table: pa.Table, tmp_path: Path) -> None:
+    export(MadeUp(table), directory, until=500)
+    export(MadeUp(table), directory, until=1_000)
+    export(MadeUp(table), tmp_path, start=700, until=1_300)
+    (slept,) = tmp_path.glob("day=*/*.parquet")
+    put(directory / slept.parent.name / slept.name, slept.read_bytes())
+    assert read(directory).equals(table.slice(0, 1_300))
+    assert compact(directory) == 1
+    assert read(directory).equals(table.slice(0, 1_300))
+
+
 @pytest.mark.parametrize("step", ["request", "answer"])
 def test_a_lock_whose_creation_was_not_answered_is_known_as_ones_own(
     store: Store, directory: ObjectPath, step: str

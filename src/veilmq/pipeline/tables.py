@@ -5,6 +5,10 @@ new one. Tables that grow are stored by day: `compact` merges a day's files into
 the same with its own operations. The Delta writer is Rust in this process: Spark needs no jar. In an object store,
 where nothing can be renamed, a result is a Delta table.
 
+Days need not ascend with offsets: an expiry carries the instant at which it was due, which may be days ago. So files
+are merged only if no other day's file lies between them, and a history loses only files at its start whose events are
+all old.
+
 By day, `day=2026-01-31/NAME.parquet`, a reader sees a day's files before or after their merge. A local day is replaced
 at once: its new file first is in a directory that readers ignore. In an object store the merged file is there before
 its parts go; the offsets in their names (`offset-FROM-UNTIL`) say that it has theirs, and `covering` leaves them out.
@@ -14,9 +18,11 @@ So does it with what a process wrote that slept while another one took over, whi
 import json
 import re
 import shutil
-from collections.abc import Container, Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import date, timedelta
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
@@ -26,8 +32,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from veilmq.pipeline.errors import OptionInvalid
-from veilmq.pipeline.events.export import changing, offset_kept
-from veilmq.pipeline.events.reading import KINDS_HELD
+from veilmq.pipeline.events.export import HISTORY, changing, offset_kept, stats_of
+from veilmq.pipeline.events.reading import KINDS_HELD, footer_of
 from veilmq.pipeline.places import ObjectPath, Place, delta, is_url, listed, remove, source, whole
 from veilmq.pipeline.places import place as placed
 from veilmq.store.files import replace_directory, restore, sync_tree
@@ -168,8 +174,9 @@ def load(place: Place | str) -> Any:
 def compact(place: Place | str, *, files_max: int = 1) -> int:
     """Merge the files of each day that has more than `files_max` (Delta: all; a history: none); returns how many went.
 
-    Rows stay unchanged. A day is replaced at once: its new file first gets a name that readers ignore. Jobs that read
-    exported events are waited for. Raises OptionInvalid for a table that does not grow, ExportTaken.
+    Rows stay unchanged. A day is replaced at once: its new files first get a name that readers ignore. A day that has
+    another one's offsets between its own keeps several files. Jobs that read exported events are waited for. Raises
+    OptionInvalid for a table that does not grow, ExportTaken, HistoryGap for a damaged file.
     """
     place = placed(place)
     if (place / "_delta_log").is_dir():
@@ -185,8 +192,9 @@ def compact(place: Place | str, *, files_max: int = 1) -> int:
     with changing(place):
         if isinstance(place, Path):
             restore(place)
-        counting = set(counted(place))
-        return sum(compact_day(each, files_max, counting) for each in listed(place, f"{DAY}*"))
+        there = {day: listed(day, "[!.]*.parquet") for day in listed(place, f"{DAY}*")}
+        runs = _runs(covering(chain.from_iterable(there.values())), files_max)
+        return sum(compact_day(day, there[day], runs[day]) for day in runs)
 
 
 def _joined_delta(table: Any) -> int:
@@ -248,11 +256,15 @@ def retain(place: Place | str, oldest: date) -> int:
     """Drop data of days before `oldest`: returns how many days, for Delta how many rows.
 
     The age of a row of Delta is `day`, the end of its window (`to`, of `health`) or its send (`sent`, of an archive).
-    Jobs that read exported events are waited for. Raises OptionInvalid for a table that does not grow, ExportTaken.
+    A history loses its first files, up to one with an event of `oldest` or later; a day of which files are left does
+    not count. Jobs that read exported events are waited for. Raises OptionInvalid for a table that does not grow,
+    ExportTaken, HistoryGap for a damaged file.
     """
     place = placed(place)
     if (place / "_delta_log").is_dir():
         with _delta_alone(place) as table:
+            if table.transaction_version(HISTORY) is not None:
+                return _drop_first(table, oldest)
             names = [field.name for field in table.schema().fields]
             judged = [name for name in _JUDGED if name in names]
             return _drop(table, judged[0], oldest) if judged else 0
@@ -260,10 +272,52 @@ def retain(place: Place | str, oldest: date) -> int:
     if not place.is_dir():
         return 0
     with changing(place):
-        days = [each for each in place.glob(f"{DAY}*") if each.name.removeprefix(DAY) < oldest.isoformat()]
+        if isinstance(place, Path):
+            restore(place)
+        days = [each for each in listed(place, f"{DAY}*") if each.name.removeprefix(DAY) < oldest.isoformat()]
+        first = next((file for day in days for file in listed(day, "offset-*.parquet")), None)
+        if first is not None and _is_event_file(first):
+            for each in _aged(place, oldest):
+                each.unlink()
+            days = [each for each in days if not any(each.glob("*.parquet"))]
         for each in days:
             remove(each)
     return len(days)
+
+
+def _aged(history: Place, oldest: date) -> Iterator[Place]:
+    """The files at the start of a history whose events are all of days before `oldest`."""
+    midnight = _midnight(oldest)
+
+    def is_old(file: Place) -> bool:
+        if file.parent.name >= f"{DAY}{oldest.isoformat()}":
+            return False
+        _, stats = stats_of(file)
+        return bool(stats["maxValues"].get("at", midnight) < midnight)
+
+    return takewhile(is_old, sorted(history.glob(f"{DAY}*/offset-*.parquet"), key=_offsets))
+
+
+def _drop_first(table: Any, oldest: date) -> int:
+    """Remove the files at the start of a history's Delta table whose events are all of days before `oldest`; returns
+    how many events there were."""
+    files = pa.table(table.get_add_actions(flatten=True))
+    if not files.num_rows:
+        return 0
+    ends = files.sort_by("max.offset").select(["max.offset", "max.at"]).to_pylist()
+    midnight = _midnight(oldest)
+    old = list(takewhile(lambda end: end["max.at"] is not None and end["max.at"] < midnight, ends))
+    return int(table.delete(f'"offset" <= {old[-1]["max.offset"]}')["num_deleted_rows"]) if old else 0
+
+
+def _midnight(day: date) -> int:
+    """Its beginning as an `Instant`."""
+    return (day - date(1970, 1, 1)) // timedelta(microseconds=1)
+
+
+def _is_event_file(file: Place) -> bool:
+    """Whether it holds exported events. Raises HistoryGap."""
+    return "offset" in footer_of(file).schema.names
 
 
 def vacuum(place: Place | str, hours: int = VACUUM_HOURS_DEFAULT) -> None:
@@ -302,26 +356,53 @@ def counted(table: Place) -> list[Place]:
     return covering(file for day in listed(table, f"{DAY}*") for file in listed(day, "[!.]*.parquet"))
 
 
-def compact_day(directory: Place, files_max: int, counting: Container[Place]) -> int:
-    """Merge the day's files if there are more; returns how many were removed. counting: those that count."""
-    there = listed(directory, "[!.]*.parquet")
-    files = [each for each in there if each in counting]
-    if len(files) <= files_max:
+def _runs(files: list[Place], files_max: int) -> dict[Place, list[list[Place]]]:
+    """Of each day with more than `files_max` files: what becomes one file each. Raises HistoryGap.
+
+    Files between whose offsets lie another day's stay apart, and in a history those that do not continue each other.
+    """
+    numbers = Counter(file.parent for file in files)
+    runs: dict[Place, list[list[Place]]] = {day: [] for day, number in numbers.items() if number > files_max}
+    is_history = bool(runs) and _is_event_file(max(files, key=_offsets))
+    before: Place | None = None
+    for file in sorted(files, key=_offsets):
+        if file.parent in runs:
+            continues = before is not None and before.parent == file.parent
+            if before is not None and is_history:
+                continues = continues and _offsets(before)[1] == _offsets(file)[0]
+            if not continues:
+                runs[file.parent].append([])
+            runs[file.parent][-1].append(file)
+        before = file
+    return runs
+
+
+def compact_day(directory: Place, there: list[Place], runs: list[list[Place]]) -> int:
+    """Merge each run of the day's files into one; returns how many were removed. there: all files of the day, also
+    those that do not count."""
+    removed = sum(len(files) - 1 for files in runs)
+    if not removed:
         return 0
     if not isinstance(directory, Path):
-        merged = directory / _joined(files[0].name, files[-1].name)
-        with whole(merged) as part:
-            _join(files, part)
+        kept = {directory / _joined(files): files for files in runs}
+        for merged, files in kept.items():
+            if len(files) > 1:
+                with whole(merged) as part:
+                    _join(files, part)
         for each in there:  # not what somebody who took over has added since
-            if each != merged:
+            if each not in kept:
                 each.unlink(missing_ok=True)
-        return len(files) - 1
+        return removed
     beside = directory.with_name(f".{directory.name}.new")
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir()
-    _join(files, beside / _joined(files[0].name, files[-1].name))
+    for files in runs:
+        if len(files) > 1:
+            _join(files, beside / _joined(files))
+        else:
+            shutil.copy(str(files[0]), beside)
     replace_directory(beside, directory)
-    return len(files) - 1
+    return removed
 
 
 def covering(files: Iterable[Place]) -> list[Place]:
@@ -342,10 +423,16 @@ def covering(files: Iterable[Place]) -> list[Place]:
     return kept
 
 
-def _joined(first: str, last: str) -> str:
+def _offsets(file: Place) -> tuple[int, int]:
+    """The range in a file's name; files without one come first."""
+    found = _OFFSETS.match(file.name)
+    return (int(found[1]), int(found[2])) if found else (-1, -1)
+
+
+def _joined(files: list[Place]) -> str:
     """The name of the merged file. Events and the loop's cells have their offsets in it: `offset-FROM-UNTIL`."""
-    start, stop = _OFFSETS.match(first), _OFFSETS.match(last)
-    return f"offset-{start[1]}-{stop[2]}.parquet" if start and stop else last
+    start, stop = _OFFSETS.match(files[0].name), _OFFSETS.match(files[-1].name)
+    return f"offset-{start[1]}-{stop[2]}.parquet" if start and stop else files[-1].name
 
 
 def _join(files: list[Place], into: Any) -> None:

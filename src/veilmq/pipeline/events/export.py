@@ -30,8 +30,8 @@ import pyarrow.parquet as pq
 from veilmq.client.clock import SYSTEM
 from veilmq.pipeline.errors import HistoryGap, OptionInvalid, PipelineError, SourceUnreachable
 from veilmq.pipeline.events import ARROW_SCHEMA
-from veilmq.pipeline.events.reading import EPOCH, HOLES, KINDS_HELD, History, ParquetHistory
-from veilmq.pipeline.places import ObjectPath, Place, alone, make, place, source, whole
+from veilmq.pipeline.events.reading import EPOCH, HOLES, KINDS_HELD, History, ParquetHistory, footer_of
+from veilmq.pipeline.places import ObjectPath, Place, alone, make, place, whole
 from veilmq.pipeline.places.delta import table_at
 from veilmq.store.files import restore
 
@@ -248,7 +248,7 @@ def keep_as_delta(directory: Place | str) -> None:
             named = path if is_whole else _rest(history, directory, first, following)
             if named is None:
                 break
-            rows, stats = _stats_of(named)
+            rows, stats = stats_of(named)
             day = {"day": named.parent.name.removeprefix("day=")}
             size = named.stat().st_size if isinstance(named, Path) else named.size_bytes()
             file = Written(f"{named.parent.name}/{named.name}", size, rows, HISTORY, partition=day, stats=stats)
@@ -291,9 +291,9 @@ def _table(directory: Place) -> Any:
         raise SourceUnreachable(f"The table {directory} cannot be read: {error}.", "Run it again.") from error
 
 
-def _stats_of(path: Place) -> tuple[int, dict[str, Any]]:
-    """How many events a file holds, and what a reader of the table skips it by."""
-    metadata: Any = pq.read_metadata(source(path))
+def stats_of(path: Place) -> tuple[int, dict[str, Any]]:
+    """How many events a file holds, and what a reader of the table skips it by. Raises HistoryGap."""
+    metadata = footer_of(path)
     found: dict[str, Any] = {"minValues": {}, "maxValues": {}}
     for name in ("offset", "at"):
         at = metadata.schema.names.index(name)

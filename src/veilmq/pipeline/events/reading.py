@@ -437,6 +437,14 @@ def _told(metadata: Any) -> dict[str, str]:
     return {name.decode(): value.decode() for name, value in (metadata.metadata or {}).items()}
 
 
+def footer_of(path: Place) -> Any:
+    """The metadata of an exported file. Raises HistoryGap if it is damaged."""
+    try:
+        return pq.read_metadata(source(path))
+    except _DAMAGED as error:
+        raise _unreadable(path, error) from None
+
+
 def _epoch_of(path: Place) -> str:
     try:
         return _told(pq.read_metadata(source(path))).get(EPOCH, "")
