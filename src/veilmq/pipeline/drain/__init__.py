@@ -74,8 +74,7 @@ _PAUSE_SECONDS: Final = 0.5
 _PROGRESS: Final = "spark.sql.streaming.numRecentProgressUpdates"
 _LOGS: Final = ("offsets", "commits")
 _UNFINISHED: Final = (".tmp", ".tmp.crc")
-_FILES: Final = ("*.parquet", "*=*/**/*.parquet")
-"""Of a table of Parquet: Spark reads those at its top, and those below the directories of partitions."""
+_FILES: Final = ("*.parquet", "*=*/**/*.parquet")  # of a table of Parquet: also below the directories of partitions
 _NONE: Final = -1
 _REPORTS_KEPT: Final = 1_000
 """More than there are batches in `_LOOK_SECONDS`."""

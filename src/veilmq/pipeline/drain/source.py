@@ -209,25 +209,25 @@ def rows(span: Span, schema: types.StructType, options: DrainOptions) -> Iterato
     """Record batches. Raises ManifestDamaged, ObjectStoreFailed (Spark retries the task), OptionInvalid."""
     path, first, stop = span
     wanted = arrow_schema(schema)
-    if options.format == "raw" and not options.unwrap and not _needed(schema):
+    needed = [field.name for field in schema.fields if not field.nullable]
+    if options.format == "raw" and not options.unwrap and not needed:
         with open_manifest(place(path)) as reader:
             for at in range(first, stop):
                 batch = reader.get_batch(at)
                 yield pa.RecordBatch.from_arrays([batch.column(name) for name in wanted.names], schema=wanted)
         return
-    good, lengths = _decoded(place(path), first, stop, schema, options)
+    good, lengths = _decoded(place(path), first, stop, schema, options, needed)
     for start, end in cuts(lengths):
         columns = [pa.array([row.get(field.name) for row in good[start:end]], field.type) for field in wanted]
         yield pa.RecordBatch.from_arrays(columns, schema=wanted)
 
 
 def _decoded(
-    path: Place, first: int, stop: int, schema: types.StructType, options: DrainOptions
+    path: Place, first: int, stop: int, schema: types.StructType, options: DrainOptions, needed: list[str]
 ) -> tuple[list[dict[str, Any]], list[int]]:
-    """The good rows, and the lengths of their bodies; the others are kept as bad records."""
+    """The good rows, and the lengths of their bodies; others are kept as bad records. needed: columns without nulls."""
     unwrapping = Unwrapping(options)
     decoding = Decoding(schema, options.column_name_of_corrupt_record) if options.format == "json" else None
-    needed = _needed(schema)
     good: list[dict[str, Any]] = []
     lengths: list[int] = []
     bad: list[BadRecord] = []
@@ -246,11 +246,6 @@ def _decoded(
                     bad.append(_bad_record(row, str(error)))
     bad_records.write(path, first, bad)
     return good, lengths
-
-
-def _needed(schema: types.StructType) -> list[str]:
-    """The columns that allow no null."""
-    return [field.name for field in schema.fields if not field.nullable]
 
 
 def _bad_record(row: dict[str, Any], reason: str) -> BadRecord:
