@@ -288,6 +288,7 @@ def test_large_bodies_count_as_what_executors_fetch(stage: Stage, bytes_max: int
         (Peeked("1", '{"veilmq.pointer":1'), "own", 0),
         (Peeked("1", '{"bytes":7}'), "own", 0),
         (Peeked("1", "[]", {"ExtendedPayloadSize": 7}), "aws", 7),
+        (Peeked("1", "[]", {"ExtendedPayloadSize": "7"}), "aws", 7),
         (Peeked("1", "[]", {"SQSLargePayloadSize": -7}), "aws", 0),
         (Peeked("1", '{"veilmq.pointer":1,"bytes":7}'), "aws", 0),
     ],

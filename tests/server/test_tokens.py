@@ -170,6 +170,33 @@ def test_what_was_read_before_a_reload_does_not_count_after_it(keys: Path) -> No
             tokens.claims(old)
 
 
+def test_a_reload_that_is_overtaken_reads_again(keys: Path) -> None:
+    """It read a key that was taken out before it ended, and that a bad token's look no longer saw."""
+    tokens = IssuerTokens(ISSUER, keys, NONE)
+    whole, old = keys.read_text(), token(EC, "ES256")
+    keys.unlink()
+    os.mkfifo(keys)
+
+    def replace() -> None:
+        keys.unlink()
+        keys.write_text(json.dumps({"keys": [RSA.as_dict(private=False)]}))
+
+    async def reload() -> None:
+        reading = asyncio.ensure_future(tokens.reload_aside())
+        await asyncio.sleep(0)
+        pipe = await asyncio.to_thread(keys.open, "w")
+        await asyncio.to_thread(replace)
+        with pytest.raises(TokenRefused):
+            tokens.claims("a.b.c")
+        with pipe:
+            pipe.write(whole)
+        await reading
+
+    asyncio.run(reload())
+    with pytest.raises(TokenRefused):
+        tokens.claims(old)
+
+
 def test_a_key_that_was_taken_out_counts_until_the_next_reload(keys: Path, caplog: pytest.LogCaptureFixture) -> None:
     tokens = IssuerTokens(ISSUER, keys, NONE)
     old = token(EC, "ES256")

@@ -19,8 +19,8 @@ from tests.support.sqlite import SMALL, SqliteFactory, store_of
 from veilmq.engine.directory import renew
 from veilmq.model.instant import DAY_US, SECOND_US, Instant
 from veilmq.store import Options, Store
-from veilmq.store.archive import ArchiveSource, PlaceFailed, place_at, segments, shipping, snapshots
-from veilmq.store.archive.shipping import EPOCH_MIN, Archive
+from veilmq.store.archive import EPOCH_MIN, ArchiveSource, PlaceFailed, place_at, segments, shipping, snapshots
+from veilmq.store.archive.shipping import Archive
 from veilmq.store.log import Diverged, SourceUnusable, restore
 from veilmq.store.sqlite.disk import connect
 from veilmq.store.sqlite.effects import digest
@@ -34,6 +34,7 @@ open_follower = partial(SqliteFollower, options=SMALL)
 class ArchivedFactory(SqliteFactory):
     """Opens stores that ship to a folder, when they are told to."""
 
+    wall = Instant(0)
     snapshot_bytes = 1 << 30
     keep_us = DAY_US
 
@@ -46,7 +47,7 @@ class ArchivedFactory(SqliteFactory):
         path.mkdir(mode=0o700, exist_ok=True)
         self.archive = Archive(
             self.place, "place", path, copy_exactly,
-            keep_us=self.keep_us, every_s=1, wall=Instant(0), snapshot_bytes=self.snapshot_bytes,
+            keep_us=self.keep_us, every_s=1, wall=self.wall, snapshot_bytes=self.snapshot_bytes,
         )  # fmt: skip
         return SqliteStore(path, options, archive=self.archive)
 
@@ -235,14 +236,14 @@ def test_a_snapshot_without_records_that_was_left_behind_is_not_the_newest(stage
 
 
 def test_an_instant_from_before_a_restore_can_be_restored(stage: Stage, tmp_path: Path) -> None:
-    """What was restored archives at the same place, as another lineage."""
+    """What was restored archives at the same place, as another lineage. Its first snapshot is of the state that was
+    restored, and so later than the newest one of the lineage before."""
     factory, jobs = factory_of(stage), stage.create()
     factory.ship(stage.store)
     was = []
     for body in ("first", "second"):
         stage.later(3_600 * SECOND_US)
         stage.send(jobs, body)
-        factory.archive._snapshot_at = -1e9
         was.append((stage.now, factory.ship(stage.store)))
     stage.store.close()
     factory.archive.close()
@@ -250,6 +251,7 @@ def test_an_instant_from_before_a_restore_can_be_restored(stage: Stage, tmp_path
     factory.restored(tmp_path / "data", was[0][0])
     renew(tmp_path / "data" / "veilmq.db")
     stage.later(3_600 * SECOND_US)
+    factory.wall = stage.now
     stage.open()
     factory.ship(stage.store)
     stage.send(jobs, "third")
@@ -552,14 +554,14 @@ def test_a_spool_that_cannot_be_written_begins_a_new_epoch(
     stage.send(jobs, "not spooled")
     store_of(stage).apply_log()
     (tmp_path / "elsewhere").rename(tmp_path / "data" / "archive")
-    assert "cannot be written" in factory.archive.trouble
+    assert "the spool cannot be written" in factory.archive.trouble
     factory.archive.step()
     with monkeypatch.context() as patch:
         patch.delattr(factory.archive, "_copying")  # without a record there is nothing to copy
         factory.archive.step()
     factory.archive._try_step()
     assert factory.archive.lag_s > 0, "only the snapshot brings what was not spooled"
-    assert factory.archive.trouble
+    assert "at the next change, for the spool cannot be written" in factory.archive.trouble
     stage.send(jobs, "of the new epoch")
     expected = factory.ship(stage.store)
     assert factory.restored(tmp_path / "new") == expected

@@ -30,7 +30,7 @@ from veilmq.cluster.postgres.snapshots import Snapshot, Snapshots, insert
 from veilmq.engine.directory import STATE_FORMAT, STATE_FORMAT_OLDEST, copy_checked, open_follower, set_position
 from veilmq.model.instant import Instant
 from veilmq.store import Options
-from veilmq.store.archive.shipping import EPOCH_MIN
+from veilmq.store.archive import EPOCH_MIN
 from veilmq.store.directory import DATABASE, DataDirectory, DestinationTaken, NotOurs
 from veilmq.store.files import made_beside
 from veilmq.store.log import Entry, Held, NotOwner, Point, Position, Record, RecordsEnd, SourceUnusable, checksum

@@ -295,7 +295,8 @@ def _aged(history: Place, oldest: date) -> Iterator[Place]:
         _, stats = stats_of(file)
         return bool(stats["maxValues"].get("at", midnight) < midnight)
 
-    return takewhile(is_old, sorted(history.glob(f"{DAY}*/offset-*.parquet"), key=_offsets))
+    files = sorted(history.glob(f"{DAY}*/offset-*.parquet"), key=_offsets)
+    return takewhile(is_old, files[:-1])  # the next export goes on behind the last one
 
 
 def _drop_first(table: Any, oldest: date) -> int:
@@ -304,7 +305,7 @@ def _drop_first(table: Any, oldest: date) -> int:
     files = pa.table(table.get_add_actions(flatten=True))
     if not files.num_rows:
         return 0
-    ends = files.sort_by("max.offset").select(["max.offset", "max.at"]).to_pylist()
+    ends = files.sort_by("max.offset").select(["max.offset", "max.at"]).to_pylist()[:-1]
     midnight = _midnight(oldest)
     old = list(takewhile(lambda end: end["max.at"] is not None and end["max.at"] < midnight, ends))
     return int(table.delete(f'"offset" <= {old[-1]["max.offset"]}')["num_deleted_rows"]) if old else 0
@@ -374,7 +375,7 @@ def _runs(files: list[Place], files_max: int) -> dict[Place, list[list[Place]]]:
                 runs[file.parent].append([])
             runs[file.parent][-1].append(file)
         before = file
-    return runs
+    return {day: parts for day, parts in runs.items() if numbers[day] - len(parts) >= files_max}
 
 
 def compact_day(directory: Place, there: list[Place], runs: list[list[Place]]) -> int:

@@ -116,15 +116,24 @@ def without_reserved(attributes: Any, form: PointerFormat) -> dict[str, Attribut
 
 def stated_bytes(message: Peeked, form: PointerFormat) -> int:
     """The size that the message's pointer states, whether or not it can be followed; 0 for any other message."""
-    size: AttributeValue | None = None
+    size: Any = None
     try:
         if form is PointerFormat.AWS:
-            size = next((message.attributes[name] for name in SIZE_ATTRIBUTES if name in message.attributes), None)
+            size = _size(
+                next((message.attributes[name] for name in SIZE_ATTRIBUTES if name in message.attributes), None)
+            )
         elif message.body.startswith(BEGINNING):
             size = _json(message, dict).get("bytes")
     except PointerRefused:
         pass
     return size if type(size) is int and size > 0 else 0
+
+
+def _size(value: Any) -> int | None:
+    """Of an attribute, which a history of messages has as a text."""
+    if type(value) is str and value.isascii() and value.isdigit() and len(value) < 20:
+        value = int(value)
+    return value if type(value) is int and value >= 0 else None
 
 
 def _own(message: Peeked, store: ObjectStore) -> Pointer:
@@ -157,7 +166,7 @@ def _aws(message: Peeked, size: AttributeValue, store: ObjectStore) -> Pointer:
     found = store.key_of(f"{store.url}/{key[len(store.prefix) :]}")
     if found is None:
         raise PointerRefused(message=message.id, reason="it leads out of the configured store")
-    return Pointer(found, size if type(size) is int and size >= 0 else None, None)
+    return Pointer(found, _size(size), None)
 
 
 def _json(message: Peeked, kind: type) -> Any:
@@ -267,7 +276,7 @@ class Fetcher:
         self._inner, self._store, self._form = inner, store, form
         self._body_bytes_max = body_bytes_max
         self._policy, self._clock = policy, clock
-        self._asking = DaemonPool(None, f"veilmq large {inner.name}")
+        self._asking = DaemonPool(None, "veilmq large")
 
     def received(self, came: list[Received], lease: float | None) -> list[Received]:
         """The messages with their bodies, without unreadable ones and those whose lease was lost meanwhile.

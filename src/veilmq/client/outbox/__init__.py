@@ -11,7 +11,7 @@ Source: document 002, "transaction messages" (the same promise, from a database)
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from msgspec.structs import replace
@@ -36,6 +36,8 @@ _POSITIONS: Final = {
 }
 _FREE: Final = "{unsent} AND failure IS NULL AND (holder IS NULL OR held_until < {now})"
 _TRIES: Final = 3
+_TROUBLE_MAX: Final = 10
+"""Batches with temporary errors in one look. One of which nothing could be sent counts for half of them."""
 _LOOKS_MAX: Final = 100
 """Batches of rows that all must wait, before the relay looks no further."""
 
@@ -153,7 +155,9 @@ class Relay(Closing, Anew):
         self._connection.leave()
         self._holder = secrets.token_hex(16)
         self._past = 0
-        """Up to this position nothing could be sent when it was last tried."""
+        """Up to this position the last look came, where too much failed."""
+        self._passed: set[str] = set()
+        """Groups of a FIFO queue of which rows up to there wait."""
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._closing = False
@@ -168,42 +172,46 @@ class Relay(Closing, Anew):
         """Send all committed rows that no other relay holds; return how many were sent.
 
         Rows that the queue refuses permanently are marked with the reason and not tried again. Raises the first
-        temporary error, and what the driver raises; rows sent before that are marked. A FIFO queue's rows behind that
-        error wait for the next look. Others are tried, until of two batches nothing could be sent; the next look then
-        tries the first batch, and one behind those.
+        temporary error, and what the driver raises; rows sent before that are marked. The rows behind those that failed
+        are tried, too, until of two batches nothing was sent, or of ten not all: the next look tries the first batch
+        again, and then goes on from there.
         """
         return self._work_off(lambda: False)
 
     def _work_off(self, ends: Callable[[], bool]) -> int:
         """Work until nothing is left or `ends` returns True."""
         sent = after = 0
+        left = _TROUBLE_MAX
         failed: VeilError | None = None
-        is_away = False
+        waiting: set[str] = set()
         with self._alone():
             while not ends():
-                if not (rows := self._take(after)):
-                    self._past = 0
+                if not (rows := self._take(after, waiting)):
+                    self._past, self._passed = 0, set()
                     break
                 results = self._send(rows)
                 self._mark(rows, results)
                 done = sum(isinstance(result, Sent) for result in results)
-                sent += done
-                error = next((each for each in results if isinstance(each, VeilError) and not _hopeless(each)), None)
-                if error is None:
+                sent, after = sent + done, rows[-1].position
+                errors = [each for each in results if isinstance(each, VeilError) and not _hopeless(each)]
+                if not errors:
                     continue
-                failed, last = failed or error, rows[-1].position
-                if self._queue.capabilities.native_fifo:  # what comes next may be of the same groups
+                failed = failed or errors[0]
+                waiting |= self._groups(row for row, each in zip(rows, results, strict=True) if each in errors)
+                left -= 1 if done else _TROUBLE_MAX // 2
+                if not left > 0:
+                    self._past, self._passed = after, waiting
                     break
-                if done:
-                    self._past, after = 0, last
-                elif is_away:
-                    self._past = last
-                    break
-                else:
-                    is_away, after = True, max(self._past, last)
+                if not done:
+                    after, waiting = max(after, self._past), waiting | self._passed
             if failed is not None:
                 raise failed
         return sent
+
+    def _groups(self, rows: Iterable[_Row]) -> set[str]:
+        """Whose order counts, of these rows."""
+        fifo = self._queue.capabilities.native_fifo
+        return {group for row in rows if fifo and (group := row.group) is not None}
 
     def failures(self, count_max: int = 100) -> list[Failure]:
         """Rows that the queue refuses permanently."""
@@ -273,8 +281,9 @@ class Relay(Closing, Anew):
             self._wake.wait(min(self._check_every, threading.TIMEOUT_MAX))
             self._wake.clear()
 
-    def _take(self, after: int = 0) -> list[_Row]:
-        """Hold the next rows behind this position; fewer if other relays hold some of them."""
+    def _take(self, after: int, waiting: set[str]) -> list[_Row]:
+        """Hold the next rows behind this position; fewer if other relays hold some of them. waiting: groups of a FIFO
+        queue of which no row may be sent; those behind a row that somebody holds are added."""
         table = self._outbox.table
 
         def hold(cursor: Any) -> list[_Row]:
@@ -284,45 +293,44 @@ class Relay(Closing, Anew):
             free = _FREE.format(unsent="COALESCE(sent, -1) = -1", now=now)
             update = f"UPDATE {table} SET holder = ?, held_until = {now} + ? WHERE position = ? AND {free}"
             mine = []
-            blocked: set[str | None] = set()
             for row in found:
-                group = row.group if self._queue.capabilities.native_fifo else None
-                if group in blocked:
+                groups = self._groups([row])
+                if groups & waiting:
                     continue
                 values = (self._holder, self._hold, row.position)
                 if self._outbox.run(cursor, update, values).rowcount == 1:
                     mine.append(row)
-                elif group is not None:  # somebody has held it since the look, and what follows comes after it
-                    blocked.add(group)
+                else:  # somebody has held it since the look, and what follows comes after it
+                    waiting.update(groups)
             return mine
 
         # Two transactions: under a strict isolation level, what the first one saw would block the update.
-        found = self._tried(lambda cursor: self._look(cursor, after))
+        found = self._tried(lambda cursor: self._look(cursor, after, waiting))
         return self._tried(hold) if found else []
 
-    def _look(self, cursor: Any, after: int) -> list[_Row]:
+    def _look(self, cursor: Any, after: int, waiting: set[str]) -> list[_Row]:
         """The next rows that may be sent: on a FIFO queue none behind a row of its group that somebody holds, a relay
         that sends it, died, or could not mark what it sent. Looks on while all must wait.
 
-        One statement says of each row whether it is held: between two of them it could be let go.
+        There one statement says of each row whether it is held: between two of them it could be let go.
         """
-        is_free = f"CASE WHEN holder IS NULL OR held_until < {self._now()} THEN 1 ELSE 0 END"
-        select = (
-            f"SELECT position, id, message, {is_free} FROM {self._outbox.table} WHERE sent IS NULL AND failure IS NULL"
-            f" AND position > ? ORDER BY position LIMIT {self._batch:d}"
-        )
         fifo = self._queue.capabilities.native_fifo
-        waiting: set[str] = set()
+        is_free = f"(holder IS NULL OR held_until < {self._now()})"
+        told, wanted = (f"CASE WHEN {is_free} THEN 1 ELSE 0 END", "") if fifo else ("1", f" AND {is_free}")
+        select = (
+            f"SELECT position, id, message, {told} FROM {self._outbox.table} WHERE sent IS NULL AND failure IS NULL"
+            f"{wanted} AND position > ? ORDER BY position LIMIT {self._batch:d}"
+        )
         for _ in range(_LOOKS_MAX):
             rows = self._outbox.run(cursor, select, (after,)).fetchall()
             found = []
             for *columns, free in rows:
                 row = _Row(*columns)
-                group = row.group if fifo else None
-                if group is not None and (not free or group in waiting):
-                    waiting.add(group)
-                elif free:
+                groups = self._groups([row])
+                if free and not groups & waiting:
                     found.append(row)
+                else:
+                    waiting.update(groups)
             if found or len(rows) < self._batch:
                 return found
             after = rows[-1][0]

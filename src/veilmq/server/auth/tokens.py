@@ -104,11 +104,15 @@ class IssuerTokens:
         """Read the keys again. A bad file, or a read that hangs, changes nothing and is logged. No request waits for
         it: a thread reads the file."""
         async with self._reading:  # a concurrent call waits for this one
-            try:
-                found = await read_aside(self._read, self._path, deadline_s)
-            except (FileInvalid, OSError) as error:
-                log.error("the issuer's keys stay as they were: %s", error)
-                return
+            while True:
+                before = self._keys
+                try:
+                    found = await read_aside(self._read, self._path, deadline_s)
+                except (FileInvalid, OSError) as error:
+                    log.error("the issuer's keys stay as they were: %s", error)
+                    return
+                if self._keys is before:  # else a bad token's look may have read a newer file meanwhile
+                    break
         self._take(found)
 
     def _read_newer(self) -> bool:

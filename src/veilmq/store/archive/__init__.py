@@ -32,7 +32,7 @@ from zlib import crc32
 
 import msgspec
 
-from veilmq.model.instant import Instant
+from veilmq.model.instant import SECOND_US, Instant
 from veilmq.store.files import durable_write, make_directory
 from veilmq.store.log import Entry, Held, Point, Position, RecordsEnd, SnapshotBad, SourceUnusable, checksum
 
@@ -47,6 +47,9 @@ _MISSING: Final = object()
 _ALIASES: Final = {"s3a": "s3", "gcs": "gs", "az": "abfs", "abfss": "abfs", "adl": "abfs"}
 PART_BYTES: Final = 4 * 1024 * 1024
 """Of the file, before compression."""
+EPOCH_MIN: Final = 1 << 40
+"""Epochs of archives are at least this: so a position tells whether a cluster or an archive has the records. The rest
+is when it began, in Unix seconds."""
 RECORDS: Final = "records"
 _SNAPSHOTS: Final = "snapshots"
 _PASSWORD: Final = re.compile(r"(?P<before>([\w+.-]+://|/*)[^/@:]*:)(?!//).*@", re.DOTALL)
@@ -386,6 +389,11 @@ def _order(held: Held) -> tuple[int, int, int]:
     return epoch, clock, lsn
 
 
+def _born(epoch: int) -> Instant:
+    """When an epoch of an archive began; 0 for one of a cluster."""
+    return Instant(max(0, epoch - EPOCH_MIN) * SECOND_US)
+
+
 class ArchiveSource:
     """An archive to restore from. See `Source`."""
 
@@ -405,7 +413,7 @@ class ArchiveSource:
         found: list[list[Held]] = []
         for lineage in self._lineages:
             some = [
-                Held(manifest.point, partial(self._fetch, lineage, folder, manifest))
+                Held(manifest.point, partial(self._fetch, lineage, folder, manifest), _born(manifest.epoch))
                 for folder, manifest in snapshots(self._place, lineage)
             ]
             found.append(sorted(some, key=_order, reverse=True))

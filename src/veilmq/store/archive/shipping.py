@@ -28,6 +28,7 @@ import msgspec
 from veilmq.model.errors import StoreError
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.store.archive import (
+    EPOCH_MIN,
     RECORDS,
     Place,
     PlaceFailed,
@@ -45,8 +46,6 @@ from veilmq.store.directory import DATABASE, DatabaseFailed
 from veilmq.store.files import REAL
 from veilmq.store.log import Diverged, Entry, Point, Position, checksum
 
-EPOCH_MIN: Final = 1 << 40
-"""Epochs of archives are at least this: so a position tells whether a cluster or an archive has the records."""
 SNAPSHOT_BYTES: Final = 64 << 20
 """A snapshot is due when the records since the last one take this many bytes, and at least as many as the database."""
 SEGMENTS_MAX: Final = 10_000
@@ -137,6 +136,8 @@ class Archive:
         self._looked_at: float | None = None
         self.trouble = ""
         """Why nothing can be written at the place; empty: something can."""
+        self._lost = ""
+        """Why it begins anew, if the spool could not be written."""
         self.uploaded_bytes = 0
         self.apply_log: Callable[[], object] = lambda: None
         """Set by the store: copies all acknowledged batches into the tables. Any thread."""
@@ -220,7 +221,9 @@ class Archive:
                 self._failed = written != len(content) or self._closed_bytes + self._size > SPOOL_BYTES_MAX
             except OSError as error:
                 self._failed = True
-                self.trouble = f"the spool cannot be written: {error.strerror}"
+                self._lost = f", for the spool cannot be written: {error.strerror}"
+                self.trouble = f"it begins anew{self._lost}"
+                log.warning("the archive lags: %s", self.trouble)
 
     def send(self, lsn: int, record: bytes) -> int | None:
         """See `Log.send`."""
@@ -274,7 +277,7 @@ class Archive:
         try:
             self.step()
             if self._lacking:
-                self.trouble = "it begins anew with a snapshot at the next change"
+                self.trouble = f"it begins anew with a snapshot at the next change{self._lost}"
             elif self.trouble:
                 log.info("the archive can be written to again")
                 self.trouble = ""
@@ -411,7 +414,7 @@ class Archive:
 
     def _is_due(self) -> bool:
         state = self._state
-        return (
+        return state.segments > 0 and (
             state.bytes >= max(self._snapshot_bytes, self._database.stat().st_size)
             or state.segments >= SEGMENTS_MAX
             or perf_counter() - self._snapshot_at >= SNAPSHOT_SECONDS
@@ -435,6 +438,7 @@ class Archive:
         state.snapshot = point.position.epoch
         state.bytes, state.segments = state.bytes - since[0], state.segments - since[1]
         self._snapshot_at = perf_counter()
+        self._lost = ""
         self._note_lag(None)
         self._save()
         log.info("archived a snapshot of record %d", point.position.lsn)

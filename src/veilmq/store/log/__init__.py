@@ -233,6 +233,8 @@ class Held(NamedTuple):
     fetch: Callable[[Path], Point]
     """Writes its file, and returns what the file holds. Raises SnapshotBad, SourceUnusable, OSError: then remove the
     file."""
+    born: Instant = Instant(0)
+    """When its epoch began, where that is known: its first snapshot may be of an earlier instant, after a restore."""
 
 
 class Source(Protocol):
@@ -342,7 +344,8 @@ def _begin(source: Source, to: Instant | None, directory: Path, damaged: list[st
     file = directory / DATABASE
     found = source.snapshots()
     if to is not None:
-        found = sorted((held for held in found if held.point.clock <= to), key=lambda held: -held.point.clock)
+        found = [held for held in found if held.point.clock <= to]
+        found.sort(key=lambda held: (held.born <= to, held.point.clock), reverse=True)
     for held in found:
         try:
             point = held.fetch(file)

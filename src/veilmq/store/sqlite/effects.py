@@ -23,7 +23,8 @@ from typing import Any, Final
 import apsw
 import msgspec
 
-from veilmq.store.archive.shipping import EPOCH_MIN, Archive, remove_leftovers
+from veilmq.store.archive import EPOCH_MIN
+from veilmq.store.archive.shipping import Archive, remove_leftovers
 from veilmq.store.directory import NotOurs
 from veilmq.store.log import Log, Plain, Position, Record, checksum
 from veilmq.store.sqlite.disk import schema

@@ -218,7 +218,10 @@ class Queues:
         """Whether `queue`, which is there, is one of them, now or as soon as they are listed again."""
         if not any(fnmatch.fnmatchcase(queue.name, pattern) for pattern in self._patterns):
             return False
-        return identity_of(self._queue(queue.name)) == identity_of(queue)
+        try:
+            return identity_of(self._queue(queue.name)) == identity_of(queue)
+        except QueueMissing:  # it is elsewhere
+            return False
 
     def stats(self) -> Stats:
         """The sums."""
