@@ -12,6 +12,7 @@ from tests.checking.simulation import Simulation
 from veilmq.checking import check
 from veilmq.checking.log import Operation, Outcome
 from veilmq.checking.report import Rule
+from veilmq.testing.for_each import for_each
 
 FIFO = {"fifo": True}
 ROTATES = {"rotates": True}
@@ -79,7 +80,7 @@ def test_a_correct_queue_raises_no_alarm(
     assert report.messages > 2  # mostly 30 or so: one life in ten thousand has only 10
 
 
-@pytest.mark.parametrize(("bug", "options", "rule"), BUGS, ids=str)
+@for_each("bug, options, rule", BUGS)
 def test_each_broken_rule_is_found(bug: str, options: dict[str, Any], rule: Rule) -> None:
     """In the life of at most 40 queues; with the operations that prove it."""
     for seed in range(40):

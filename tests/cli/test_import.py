@@ -241,7 +241,7 @@ def test_queues_that_share_a_name_are_told_apart(run: Run, tmp_path: Path) -> No
     assert run("import", "b.toml").err == "not brought: queue orders: its account 111111111111\n"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "content", "said"),
     [
         ("gone.conf", None, "gone.conf: cannot be read: No such file"),

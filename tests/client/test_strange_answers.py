@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from itertools import product
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -70,11 +71,10 @@ def veil(url: str) -> Iterator[Queue]:
         yield VeilQueue(account, account._new_calls("jobs"), "jobs", "jobs", SYSTEM)
 
 
-@pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("adapter", [sqs, azure, veil])
-def test_is_a_typed_error_or_no_message(adapter: Callable[[str], Iterator[Queue]], call: str) -> None:
-    @for_each("strange", ["brackets without end"] if adapter is veil else STRANGE)
-    def gets(strange: str) -> None:
+def test_is_a_typed_error_or_no_message(adapter: Callable[[str], Iterator[Queue]]) -> None:
+    @for_each("call, strange", product(CALLS, ["brackets without end"] if adapter is veil else STRANGE))
+    def gets(call: str, strange: str) -> None:
         broken = BrokenServer([STRANGE[strange]])
         for queue in adapter(broken.url):
             try:

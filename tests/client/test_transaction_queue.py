@@ -7,6 +7,7 @@ producer, `test_consumer_...`, `test_service_...`.
 import logging
 import threading
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +197,12 @@ class Line(Wrapping):
 
 
 FAILURES = ["killed before", "killed after", "answer lost", "request lost, perhaps", "unreachable", "cut from here"]
+
+
+def suffix(how: str, step: int) -> str:
+    """Of the names of the queues of a case."""
+    return f"-{FAILURES.index(how)}-{step}"
+
 
 # How many calls to its two queues a process makes if nothing fails: a fault can fire at each of them, and at no later.
 PRODUCER_STEPS = {
@@ -542,18 +549,15 @@ def test_the_faults_of_the_next_tests_are_those_that_can_fire(embedded: Embedded
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", FAILURES)
 @pytest.mark.parametrize(("kind", "do"), PRODUCER_STEPS)
-def test_the_producer_and_its_network_fail_at_every_step(
-    embedded: EmbeddedClient, kind: str, do: str, how: str
-) -> None:
-    # Logged: what was sent and not confirmed is sent again, with the transaction's id.
-    certain = how in {"unreachable", "killed before", "cut from here"}
+def test_the_producer_and_its_network_fail_at_every_step(embedded: EmbeddedClient, kind: str, do: str) -> None:
     commit = {"sqs": 3, "azure": 2, "hidden": 4}[kind]
 
-    @for_each("step", range(1, PRODUCER_STEPS[kind, do] + 1))
-    def fails_at(step: int) -> None:
-        place, network = Place(embedded, kind, f"-{step}"), Network(step, how)
+    @for_each("how, step", product(FAILURES, range(1, PRODUCER_STEPS[kind, do] + 1)))
+    def fails_at(how: str, step: int) -> None:
+        # Logged: what was sent and not confirmed is sent again, with the transaction's id.
+        certain = how in {"unreachable", "killed before", "cut from here"}
+        place, network = Place(embedded, kind, suffix(how, step)), Network(step, how)
         produced(place, network, do, times=Times(claim_for=0.001))
         assert network.fired
         settled_in_the_end(place, once=kind == "hidden" or (certain and step <= commit) or step > commit + 1)
@@ -562,14 +566,11 @@ def test_the_producer_and_its_network_fail_at_every_step(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", FAILURES)
 @pytest.mark.parametrize(("kind", "done"), CHECKER_STEPS)
-def test_the_checker_and_its_network_fail_at_every_step(
-    embedded: EmbeddedClient, kind: str, done: bool, how: str
-) -> None:
-    @for_each("step", range(1, CHECKER_STEPS[kind, done] + 1))
-    def fails_at(step: int) -> None:
-        place, network = Place(embedded, kind, f"-{step}"), Network(step, how)
+def test_the_checker_and_its_network_fail_at_every_step(embedded: EmbeddedClient, kind: str, done: bool) -> None:
+    @for_each("how, step", product(FAILURES, range(1, CHECKER_STEPS[kind, done] + 1)))
+    def fails_at(how: str, step: int) -> None:
+        place, network = Place(embedded, kind, suffix(how, step)), Network(step, how)
         left_behind(place, done)
         embedded.pass_time(601)
         checked(place, network)
@@ -1041,12 +1042,11 @@ def test_the_faults_of_the_next_fifo_tests_are_those_that_can_fire(embedded: Emb
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", FAILURES)
 @kinds
-def test_a_fifo_producer_fails_at_every_step_and_leaves_one_copy(embedded: EmbeddedClient, kind: str, how: str) -> None:
-    @for_each("step", range(1, FIFO_STEPS[kind] + 1))
-    def fails_at(step: int) -> None:
-        fifo, network = Fifo(embedded, kind, f"-{step}"), Network(step, how)
+def test_a_fifo_producer_fails_at_every_step_and_leaves_one_copy(embedded: EmbeddedClient, kind: str) -> None:
+    @for_each("how, step", product(FAILURES, range(1, FIFO_STEPS[kind] + 1)))
+    def fails_at(how: str, step: int) -> None:
+        fifo, network = Fifo(embedded, kind, suffix(how, step)), Network(step, how)
         fifo.produce(network)
         assert network.fired
         came = fifo.consumed()
@@ -1058,17 +1058,16 @@ def test_a_fifo_producer_fails_at_every_step_and_leaves_one_copy(embedded: Embed
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", FAILURES)
 @pytest.mark.parametrize("producer", ["killed before", "killed after"])
 @kinds
 def test_a_fifo_checker_fails_at_every_step_after_its_producer(
-    embedded: EmbeddedClient, kind: str, producer: str, how: str
+    embedded: EmbeddedClient, kind: str, producer: str
 ) -> None:
     """The producer died at its commit, the first checker at each of its own steps."""
 
-    @for_each("step", range(1, FIFO_CHECKER_STEPS + 1))
-    def fails_at(step: int) -> None:
-        fifo, network = Fifo(embedded, kind, f"-{step}"), Network(step, how)
+    @for_each("how, step", product(FAILURES, range(1, FIFO_CHECKER_STEPS + 1)))
+    def fails_at(how: str, step: int) -> None:
+        fifo, network = Fifo(embedded, kind, suffix(how, step)), Network(step, how)
         fifo.produce(Network(FIFO_COMMITS[kind], producer))
         came = fifo.consumed()
         embedded.pass_time(181)

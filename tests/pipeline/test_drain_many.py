@@ -20,6 +20,7 @@ from veilmq.pipeline.drain.manifests import Directory, open_manifest, table_of
 from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable
 from veilmq.pipeline.options import read_options
 from veilmq.testing import Random
+from veilmq.testing.for_each import for_each
 
 SDKS = ("sqs", "azure", "mns")
 
@@ -181,8 +182,8 @@ def test_a_run_ends_with_what_each_queue_held_at_its_start(stage: Stage) -> None
     play.driver.close()
 
 
-@pytest.mark.parametrize("is_pattern", [True, False], ids=["a pattern", "one queue"])
 @pytest.mark.parametrize("scheme", ["veil", *(pytest.param(each, marks=pytest.mark.slow) for each in SDKS)])
+@for_each("is_pattern", [True, False], ids=["a pattern", "one queue"])
 def test_dead_letters_that_would_be_drained_again_are_refused(stage: Stage, scheme: str, is_pattern: bool) -> None:
     """A bad record would come with each batch, for ever."""
     stage.make(f"{stage.name}-bad").close()

@@ -83,7 +83,7 @@ LAWS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("lease", "extend"), [(180.0, None), (30.0, 10.0)], ids=["held", "extended"])
-@pytest.mark.parametrize("law", ["short", "middling", "long", "wide"])
+@for_each("law", ["short", "middling", "long", "wide"])
 def test_sixty_attempts_tell_a_lognormal_laws_timeout(law: str, lease: float, extend: float | None) -> None:
     """Short work above all: what is believed of crashes before any was seen must not drown those that were."""
     found = dearer(*LAWS[law], 60, lease, extend)
@@ -99,7 +99,7 @@ def test_a_thousand_attempts_tell_any_laws_timeout(law: str) -> None:
 
 
 @pytest.mark.parametrize(("lease", "extend"), [(900.0, None), (30.0, 10.0)], ids=["held", "extended"])
-@pytest.mark.parametrize("law", LAWS)
+@for_each("law", LAWS)
 def test_crash_rates_are_not_biased(law: str, lease: float, extend: float | None) -> None:
     """Crashes are placed where they happened, and so is the work before them."""
     random = np.random.default_rng(17)

@@ -98,7 +98,7 @@ class TestTheApproximateCounters:
 class TestCreateQueueThatMeetsAQueue:
     """ "A queue already exists with the same name and a different value for attribute ..." names what differs."""
 
-    @pytest.mark.parametrize(
+    @for_each(
         "attributes",
         [
             {"SqsManagedSseEnabled": "true"},

@@ -10,6 +10,7 @@ from veilmq.model.errors import LeaseExpired, LeaseTaken, MessageGone, MessageTo
 from veilmq.model.instant import HOUR_US, SECOND_US, Instant
 from veilmq.model.outcomes import Deleted, Extended, Undelivered
 from veilmq.model.settings.queue import QueueKey
+from veilmq.testing.for_each import for_each
 
 ALLOW, REFUSE = AfterExpiry.ALLOW, AfterExpiry.REFUSE
 LEASE_US = 10 * SECOND_US
@@ -92,12 +93,18 @@ class TestLeases:
         expect(stage.extend(queue, message.handle, LEASE_US), Extended)
         expect(stage.delete(queue, message.handle), Deleted)
 
-    @pytest.mark.parametrize("swept", [False, True])
-    @pytest.mark.parametrize(
-        ("after_expiry", "arrived_us", "works"),
-        [(ALLOW, 0, True), (ALLOW, 1, True), (ALLOW, SECOND_US, True), (REFUSE, 0, True), (REFUSE, 1, False)],
-    )
     @pytest.mark.parametrize("use", ["delete", "extend"])
+    @for_each(
+        "after_expiry, arrived_us, works, swept",
+        [
+            (*each, swept)
+            for swept in (False, True)
+            for each in (
+                (ALLOW, 0, True), (ALLOW, 1, True), (ALLOW, SECOND_US, True), (REFUSE, 0, True), (REFUSE, 1, False),
+            )
+        ],
+        fresh="stage",
+    )  # fmt: skip
     def test_a_handle_whose_lease_has_ended(
         self, stage: Stage, use: str, after_expiry: AfterExpiry, arrived_us: int, works: bool, swept: bool
     ) -> None:

@@ -16,6 +16,7 @@ from veilmq.model.instant import HOUR_US, SECOND_US
 from veilmq.model.messages import Delivery, Extras
 from veilmq.model.outcomes import Deleted, Extended
 from veilmq.model.settings.queue import QueueKey, RedrivePolicy
+from veilmq.testing.for_each import for_each
 
 GiveBack = Callable[[Stage, QueueKey, list[Delivery]], None]
 
@@ -48,7 +49,7 @@ class TestTurns:
     """Turns on standard queues."""
 
     @WAYS
-    @pytest.mark.parametrize("group", [None, "a"])
+    @for_each("group", [None, "a"], fresh="stage")
     def test_ten_that_come_back_at_once_do_not_keep_a_good_one_waiting(
         self, stage: Stage, give_back: GiveBack, group: str | None
     ) -> None:
@@ -60,7 +61,7 @@ class TestTurns:
         assert "good" in bodies(stage.receive(queue, 1, lease_us=SECOND_US))
 
     @WAYS
-    @pytest.mark.parametrize("sweep", [False, True])
+    @for_each("sweep", [False, True], fresh="stage")
     def test_those_that_come_back_take_turns_and_what_is_sent_meanwhile_too(
         self, stage: Stage, give_back: GiveBack, sweep: bool
     ) -> None:
