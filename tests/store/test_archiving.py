@@ -113,6 +113,24 @@ def factory_of(stage: Stage) -> ArchivedFactory:
     return stage.factory
 
 
+def closed(stage: Stage) -> None:
+    stage.store.close()
+    factory_of(stage).archive.close()
+
+
+def copied_apart(stage: Stage, tmp_path: Path) -> None:
+    """Close it, and copy its directory."""
+    closed(stage)
+    shutil.copytree(tmp_path / "data", tmp_path / "earlier")
+
+
+def put_back(stage: Stage, tmp_path: Path) -> None:
+    """Close it, and put the copy in the place of its directory."""
+    closed(stage)
+    shutil.rmtree(tmp_path / "data")
+    (tmp_path / "earlier").rename(tmp_path / "data")
+
+
 def epochs(factory: ArchivedFactory) -> list[int]:
     (lineage,) = factory.place.list("")
     return sorted({manifest.epoch for _, manifest in snapshots(factory.place, lineage)})
@@ -162,17 +180,12 @@ def test_a_directory_of_an_earlier_moment_begins_a_new_epoch(stage: Stage, tmp_p
     same numbers stood beside each other, and nothing after them could be restored."""
     factory, jobs = factory_of(stage), stage.create()
     factory.ship(stage.store)
-    stage.store.close()
-    factory.archive.close()
-    shutil.copytree(tmp_path / "data", tmp_path / "earlier")
+    copied_apart(stage, tmp_path)
     stage.open()
     for number in range(3):
         stage.send(jobs, f"lost {number}")
         factory.ship(stage.store)
-    stage.store.close()
-    factory.archive.close()
-    shutil.rmtree(tmp_path / "data")
-    (tmp_path / "earlier").rename(tmp_path / "data")
+    put_back(stage, tmp_path)
     stage.open()
     stage.send(jobs, "kept")
     store_of(stage).apply_log()
@@ -188,19 +201,14 @@ def test_what_was_left_behind_with_a_clock_ahead_is_not_the_newest(stage: Stage,
     """The clock was ahead for a while, and the directory was put back to a copy from before."""
     factory, jobs = factory_of(stage), stage.create()
     factory.ship(stage.store)
-    stage.store.close()
-    factory.archive.close()
-    shutil.copytree(tmp_path / "data", tmp_path / "earlier")
+    copied_apart(stage, tmp_path)
     now = stage.now
     stage.open()
     stage.later(20 * DAY_US)
     stage.send(jobs, "left behind")
     factory.archive._snapshot_at = -1e9
     factory.ship(stage.store)
-    stage.store.close()
-    factory.archive.close()
-    shutil.rmtree(tmp_path / "data")
-    (tmp_path / "earlier").rename(tmp_path / "data")
+    put_back(stage, tmp_path)
     stage.clock.now = now
     stage.open()
     for number in range(3):
@@ -214,18 +222,13 @@ def test_what_was_left_behind_with_a_clock_ahead_is_not_the_newest(stage: Stage,
 def test_a_snapshot_without_records_that_was_left_behind_is_not_the_newest(stage: Stage, tmp_path: Path) -> None:
     factory, jobs = factory_of(stage), stage.create()
     factory.ship(stage.store)
-    stage.store.close()
-    factory.archive.close()
-    shutil.copytree(tmp_path / "data", tmp_path / "earlier")
+    copied_apart(stage, tmp_path)
     stage.store = SqliteStore(tmp_path / "data", SMALL)  # a while without the archive
     stage.send(jobs, "left behind")
     stage.store.close()
     stage.open()
     factory.ship(stage.store)
-    stage.store.close()
-    factory.archive.close()
-    shutil.rmtree(tmp_path / "data")
-    (tmp_path / "earlier").rename(tmp_path / "data")
+    put_back(stage, tmp_path)
     stage.open()
     for number in range(3):
         stage.send(jobs, f"kept {number}")
