@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 from veilmq.pipeline.estimates.buckets import by_group
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pyspark.sql import DataFrame
 
     from veilmq.estimate.schedule import Costs
@@ -73,16 +75,16 @@ def _split(rows: Any, given: "Costs | None") -> list[dict[str, Any]]:
     curves = [Curve(sample) for _, sample in samples]
     whole = Curve(_together([sample for _, sample in samples]))
     costs = rated(whole.sample, given)
-    timeout = _best(whole, costs)
-    together = float(_price(whole, timeout, costs).cost(costs)) * whole.attempts
     logs = [float((each.finished * np.log(MIDDLES)).sum() / each.finished.sum()) for _, each in samples]
     cuts = _best_cuts(logs)
+    parts = [Curve(_together([each.sample for each in curves[low:high]])) for low, high in cuts]
+    timeout = _best(whole, costs, parts)
+    together = sum(float(_price(each, timeout, costs).cost(costs)) * each.attempts for each in parts)
     rates = crash_rate(whole.chosen[1], whole.sample.exposure_s, (given or Costs()).crashes_per_second)
     first = rows.iloc[0]
     result: list[dict[str, Any]] = []
     others: list[Any] = []
-    for part, (low, high) in enumerate(cuts):
-        curve = Curve(_together([each.sample for each in curves[low:high]]))
+    for part, ((low, high), curve) in enumerate(zip(cuts, parts, strict=True)):
         own = _best(curve, costs)
         crash = crash_share(curve.ended(), costs.crashes_per_second)
         price, median = _price(curve, own, costs), curve.quantile(0.5)
@@ -158,11 +160,12 @@ def _together(samples: list[Any]) -> Any:
     )
 
 
-def _best(curve: "Curve", costs: "Costs") -> float:
+def _best(curve: "Curve", costs: "Costs", parts: "Sequence[Curve]" = ()) -> float:
+    """parts: of the curve; the timeout must be long enough for each of them, too."""
     from veilmq.pipeline.jobs.timeouts import LEASE_LONGEST_S, best_timeout
 
     longest = LEASE_LONGEST_S if curve.law else min(curve.reach_s, LEASE_LONGEST_S)
-    return best_timeout(curve.extended(), costs, longest)[0]
+    return best_timeout(curve.extended(), costs, longest, parts=[each.extended() for each in parts])[0]
 
 
 def _price(curve: "Curve", timeout: float, costs: "Costs") -> "Price":

@@ -115,10 +115,13 @@ def crash_rate(crashes: Any, exposure_s: float, believed: float) -> Any:
     return np.vectorize(lambda each: crash_rate(float(each), exposure_s, believed))(crashes)
 
 
-def best_timeout(alive: Any, costs: "Costs", longest_s: float, *, near: float = 1.0) -> tuple[float, bool]:
+def best_timeout(
+    alive: Any, costs: "Costs", longest_s: float, *, near: float = 1.0, parts: Sequence[Any] = ()
+) -> tuple[float, bool]:
     """The cheapest timeout up to `longest_s` that is long enough, and whether the true best may lie beyond.
 
-    near: take the shortest timeout that costs at most this factor more.
+    near: take the shortest timeout that costs at most this factor more. parts: curves for which it must be long enough,
+    too.
     """
     import numpy as np
 
@@ -126,12 +129,12 @@ def best_timeout(alive: Any, costs: "Costs", longest_s: float, *, near: float = 
 
     longest_s = max(longest_s, 2 * TIMEOUT_SHORTEST_S)
     usable = BOUNDS[bucket_of(TIMEOUT_SHORTEST_S) : bucket_of(longest_s) + 1]
-    cost = _costs(alive, costs.crashes_per_second, costs, usable)
+    cost = _costs(alive, costs.crashes_per_second, costs, usable, parts)
     best = int(np.flatnonzero(cost <= near * cost.min())[0])
     return min(float(usable[best]), LEASE_LONGEST_S), best >= len(usable) - 2
 
 
-def _costs(alive: Any, rates: Any, costs: "Costs", at: Any) -> Any:
+def _costs(alive: Any, rates: Any, costs: "Costs", at: Any, parts: Sequence[Any] = ()) -> Any:
     """What each timeout costs, of shape (..., n). Infinite where it is too short for too many messages, but for the
     last one."""
     import numpy as np
@@ -139,6 +142,8 @@ def _costs(alive: Any, rates: Any, costs: "Costs", at: Any) -> Any:
     from veilmq.pipeline.estimates import timeout_price
 
     left_out = is_too_short(alive, at)
+    for each in parts:
+        left_out = left_out | is_too_short(each, at)
     left_out[..., -1] = False
     return np.where(left_out, np.inf, timeout_price(alive, rates, at).cost(costs))
 
