@@ -97,15 +97,10 @@ def test_the_jobs_know_the_bounds_too(tmp_path: Path) -> None:
 
 
 def test_what_has_been_kept_and_dropped_is_still_a_table(exported: Path, run: Run) -> None:
-    """A timer's tidy: where all is old, and of an export that had nothing to write yet."""
-    files = list(exported.glob("day=*/*.parquet"))
-    for left in (files, []):
+    """A timer's tidy: after it took the last day, and of an export that had nothing to write yet."""
+    for dropped in (1, 0):
         code, out, err = run("pipeline", "tidy", str(exported), "--retention-days", "1")
-        assert (code, out) == (0, f"{exported}: dropped days: 0, joined files: 0\n"), err
-        assert list(exported.glob("day=*/*.parquet")) == left, "the next export goes on behind the last file"
-        for each in left:
-            each.unlink()
-            each.parent.rmdir()
+        assert (code, out) == (0, f"{exported}: dropped days: {dropped}, joined files: 0\n"), err
 
 
 def test_a_tidy_of_delta_removes_what_only_older_versions_name(tmp_path: Path, run: Run) -> None:

@@ -295,8 +295,7 @@ def _aged(history: Place, oldest: date) -> Iterator[Place]:
         _, stats = stats_of(file)
         return bool(stats["maxValues"].get("at", midnight) < midnight)
 
-    files = sorted(history.glob(f"{DAY}*/offset-*.parquet"), key=_offsets)
-    return takewhile(is_old, files[:-1])  # the next export goes on behind the last one
+    return takewhile(is_old, sorted(history.glob(f"{DAY}*/offset-*.parquet"), key=_offsets))
 
 
 def _drop_first(table: Any, oldest: date) -> int:
@@ -305,7 +304,7 @@ def _drop_first(table: Any, oldest: date) -> int:
     files = pa.table(table.get_add_actions(flatten=True))
     if not files.num_rows:
         return 0
-    ends = files.sort_by("max.offset").select(["max.offset", "max.at"]).to_pylist()[:-1]
+    ends = files.sort_by("max.offset").select(["max.offset", "max.at"]).to_pylist()
     midnight = _midnight(oldest)
     old = list(takewhile(lambda end: end["max.at"] is not None and end["max.at"] < midnight, ends))
     return int(table.delete(f'"offset" <= {old[-1]["max.offset"]}')["num_deleted_rows"]) if old else 0
