@@ -88,6 +88,12 @@ class ApiRefused(Exception):
         self.data: Mapping[str, Any] = answer.get("data") or {}
         super().__init__(f"{status} {self.error}: {self.message}")
 
+    @property
+    def words(self) -> str:
+        """The message, behind the name of the field that is wrong."""
+        words = self.message or self.error
+        return f"{self.field}: {words}" if self.field else words
+
 
 class Calls:
     """The API as one caller may use it, for one request of a browser."""

@@ -207,8 +207,7 @@ def _page_of_form(request: Request) -> str:
 
 async def _api_refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiRefused)
-    message = error.message or error.error
-    return _error(request, error.status, f"{error.field}: {message}" if error.field else message)
+    return _error(request, error.status, error.words)
 
 
 async def _refused(request: Request, error: Exception) -> Response:

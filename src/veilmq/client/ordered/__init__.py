@@ -296,11 +296,7 @@ def _send_on(dead_letters: Queue, message: Ordered) -> None:
 
 
 def _policy(given: OnFailure | str, dead_letters: Queue | None) -> OnFailure:
-    try:
-        policy = OnFailure(given)
-    except ValueError:
-        reason = f"must be one of {', '.join(OnFailure)}, not {given!r}"
-        raise ParameterInvalid(parameter="on_failure", reason=reason) from None
+    policy = checks.choice(given, OnFailure, "on_failure")
     if policy is OnFailure.DEAD_LETTER and dead_letters is None:
         raise ParameterInvalid(parameter="dead_letters", reason="is needed for on_failure=dead-letter")
     return policy

@@ -193,13 +193,14 @@ class Relay(Closing, Anew):
                 self._mark(rows, results)
                 done = sum(isinstance(result, Sent) for result in results)
                 sent, after = sent + done, rows[-1].position
-                errors = [each for each in results if isinstance(each, VeilError) and not _hopeless(each)]
+                pairs = zip(rows, results, strict=True)
+                errors = [(row, each) for row, each in pairs if isinstance(each, VeilError) and not _hopeless(each)]
                 if not errors:
                     continue
-                failed = failed or errors[0]
-                waiting |= self._groups(row for row, each in zip(rows, results, strict=True) if each in errors)
+                failed = failed or errors[0][1]
+                waiting |= self._groups(row for row, _ in errors)
                 left -= 1 if done else _TROUBLE_MAX // 2
-                if not left > 0:
+                if left <= 0:
                     self._past, self._passed = after, waiting
                     break
                 if not done:

@@ -14,6 +14,7 @@ adapter, the embedded adapter before it makes a command.
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
 from typing import Any, Final, NamedTuple, TypeVar
 
 from veilmq.client.messages import Extension, Message, named, size_bytes, with_fields
@@ -23,6 +24,7 @@ from veilmq.model.messages import first_forbidden_character
 from veilmq.model.settings.queue import PRIORITY_MAX, PRIORITY_MIN
 
 T = TypeVar("T")
+Choice = TypeVar("Choice", bound=StrEnum)
 
 _BITS_MAX: Final = 63
 """Of a duration, so that it converts to a float and fits into every protocol."""
@@ -31,6 +33,15 @@ _TOKEN: Final = re.compile(r"[!-~]{1,128}")
 """SQS's rule for MessageGroupId and MessageDeduplicationId (API reference, SendMessage)."""
 _TEXTS: Final = ("group", "deduplication_id", "type", "tag")
 _DURATIONS: Final = ("delay", "ttl", "lease_hint")
+
+
+def choice(value: Any, kind: type[Choice], parameter: str) -> Choice:
+    """One of the kind's members, or the text of one. Raises ParameterInvalid."""
+    try:
+        return kind(value)
+    except ValueError:
+        reason = f"must be one of {', '.join(kind)}, not {value!r}"
+        raise ParameterInvalid(parameter=parameter, reason=reason) from None
 
 
 def whole(value: Any, parameter: str, least: int, most: int) -> int:

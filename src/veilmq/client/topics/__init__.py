@@ -169,7 +169,7 @@ class PullTopic(Closing):
         to: Collection[str] | None,
         encoding: Encoding | str | None,
     ) -> list[Published | VeilError]:
-        targets = self._targets(to, None if encoding is None else Encoding.of(encoding))
+        targets = self._targets(to, None if encoding is None else checks.choice(encoding, Encoding, "encoding"))
 
         def prepare(each: str | Message) -> _Copies:
             message = as_message(each)

@@ -30,6 +30,7 @@ from veilmq.client.errors import EncodingMismatch, SubscriptionExists, TopicExis
 from veilmq.client.messages import Peeked
 from veilmq.client.queue import Account, NativeSubscription, NativeTopics, Queue
 from veilmq.client.records import ObjectStore, is_key
+from veilmq.client.shared import checks
 from veilmq.client.shared.checks import text_bytes
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid
 
@@ -44,15 +45,6 @@ class Encoding(StrEnum):
     BASE64 = "base64"
     """The UTF-8 in base64, as in MNS's own topics and older SDKs."""
 
-    @classmethod
-    def of(cls, given: "Encoding | str") -> "Encoding":
-        """Raises ParameterInvalid."""
-        try:
-            return cls(given)
-        except ValueError:
-            reason = f"must be one of {', '.join(cls)}, not {given!r}"
-            raise ParameterInvalid(parameter="encoding", reason=reason) from None
-
 
 def encoded(body: str, encoding: Encoding) -> str:
     """The body as a subscription gets it. Raises ParameterInvalid if it is not text."""
@@ -63,7 +55,7 @@ def encoded(body: str, encoding: Encoding) -> str:
 def decoded(message: Peeked, encoding: Encoding | str) -> str:
     """The body as it was published, from a subscription of that encoding. Raises EncodingMismatch,
     ParameterInvalid."""
-    wanted = Encoding.of(encoding)
+    wanted = checks.choice(encoding, Encoding, "encoding")
     marked = message.attributes.get(ENCODING_ATTRIBUTE, wanted)
     if marked != wanted:
         raise EncodingMismatch(wanted=wanted, reason=f"it is marked as {marked!r}")

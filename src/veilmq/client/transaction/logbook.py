@@ -182,11 +182,7 @@ def form_for(given: Form | str | None, capabilities: Capabilities) -> Form:
     )
     if given is None:
         return Form.HIDDEN if safe else Form.LOGGED
-    try:
-        form = Form(given)
-    except ValueError:
-        reason = f"must be one of {', '.join(Form)}, not {given!r}"
-        raise ParameterInvalid(parameter="form", reason=reason) from None
+    form = checks.choice(given, Form, "form")
     if form is Form.HIDDEN and not safe:
         missing = f"a message on {capabilities.protocol} that ends before its delay, with a handle from its send"
         raise CapabilityMissing(capability=missing)

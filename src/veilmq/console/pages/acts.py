@@ -36,7 +36,7 @@ async def queue_page(
     """The page of the form, with what was typed and what is wrong. queue: if it was asked for already."""
     if queue is None:
         queue = await visit.api.get(queue_path(key_of(visit)))
-    wrong = None if error is None else (f"{error.field}: {error.message}" if error.field else error.message)
+    wrong = None if error is None else error.words
     status = 200 if error is None else error.status
     return visit.show(template, status, queue=queue, given=given, wrong=wrong, nav="queues", **values)
 

@@ -65,7 +65,7 @@ async def queue(visit: Visit) -> Response:
     except ApiRefused as error:
         if error.field not in FILTERS:
             raise
-        wrong = f"{error.field}: {error.message}"
+        wrong = error.words
     span, rollups, step_us = await _rollups(visit, key)
     members = {"account": key.account, "region": key.region, "prefix": key.name, "limit": _JOBS_OF_PREFIX_MAX}
     jobs = (await visit.api.get("/api/v1/jobs", **members))["jobs"]

@@ -213,7 +213,7 @@ async def workers(visit: Visit) -> Response:
     except ApiRefused as error:
         if error.status not in _ABOVE_THE_FORM:
             raise
-        wrong, status = (f"{error.field}: {error.message}" if error.field else error.message), error.status
+        wrong, status = error.words, error.status
     asked = {name: visit.members.get(name, "") for name in ("client", "queue", "sort")}
     shown: dict[str, Any] = {"found": found, "asked": asked, "wrong": wrong, "news": news}
     return visit.show("workers.html", status, sorts=SORTS, held_shown_max=HELD_SHOWN_MAX, nav="workers", **shown)

@@ -17,7 +17,7 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -297,10 +297,8 @@ class Archive:
         StoreError, OSError."""
         if self._failed:  # also while the place cannot be reached
             self._begin_anew()
-        if self._looked_at is None:
-            self._look_for_records()
         if self._looked_at is None or perf_counter() - self._looked_at >= _LOOK_SECONDS:
-            self._look_for_snapshots()
+            self._look()
         self.apply_log()
         if self._failed:
             self._begin_anew()
@@ -310,8 +308,16 @@ class Archive:
         if has_begun and (self._state.snapshot != self.epoch or (not self._patient and self._is_due())):
             self._snapshot()
 
-    def _look_for_records(self) -> None:
-        """Begin anew if the place has more than the tables have. Raises PlaceFailed."""
+    def _look(self) -> None:
+        """Look at what the place has. Raises PlaceFailed."""
+        found = snapshots(self._place, self._state.lineage)
+        if self._looked_at is None:
+            self._look_for_more(manifest.epoch for _, manifest in found)
+        self._look_for_snapshot({folder for folder, _ in found})
+        self._looked_at = perf_counter()
+
+    def _look_for_more(self, epochs: Iterable[int]) -> None:
+        """Begin anew if the place has more than the tables have. epochs: of its snapshots. Raises PlaceFailed."""
         waiting = {name_of(path.read_bytes()) for path in self._folder.glob("spool-*") if path != self._path}
         known = self._state.end.lsn if self._state.end.epoch == self.epoch else 0
         beyond = [
@@ -319,21 +325,18 @@ class Archive:
             for each in segments(self._place, self._state.lineage)
             if each.epoch > self.epoch or (each.epoch == self.epoch and each.last > known and each.name not in waiting)
         ]
-        later = (manifest.epoch for _, manifest in snapshots(self._place, self._state.lineage))
-        beyond += [epoch for epoch in later if epoch > self.epoch]
+        beyond += [epoch for epoch in epochs if epoch > self.epoch]
         if beyond:
             log.warning("the archive has changes that this directory lacks, as after a power cut: a new epoch begins")
             self.epoch, self._failed = max(beyond), True
 
-    def _look_for_snapshots(self) -> None:
-        """Have one written if the place lost the last one, or is another place. Raises PlaceFailed."""
-        if self._state.snapshot == self.epoch:
-            folders = {folder for folder, _ in snapshots(self._place, self._state.lineage)}
-            if not folders or (self._state.folder and self._state.folder not in folders):
-                log.warning("%s lacks the last snapshot (is it mounted?): a new one is written", shown_url(self._url))
-                self._state.snapshot = 0
-                self._wait()
-        self._looked_at = perf_counter()
+    def _look_for_snapshot(self, folders: set[str]) -> None:
+        """Have one written if the place, which has these, lost the last one, or is another place."""
+        is_there = folders and (not self._state.folder or self._state.folder in folders)
+        if self._state.snapshot == self.epoch and not is_there:
+            log.warning("%s lacks the last snapshot (is it mounted?): a new one is written", shown_url(self._url))
+            self._state.snapshot = 0
+            self._wait()
 
     def _ship(self) -> None:
         """Upload what was acknowledged."""

@@ -100,7 +100,7 @@ class OrderedReceiver(Side):
         self._in_hand_max = in_hand_max
         self._clock = clock
         stats = queue.stats()
-        self._gaps = GapWatch(GapPolicy.of(on_gap), gap_timeout, tell_gap)
+        self._gaps = GapWatch(checks.choice(on_gap, GapPolicy, "on_gap"), gap_timeout, tell_gap)
         self._gaps.check(lease, stats.retention)
         checked_policy(unreadable, queue)
         self._keeper = keeper or LeaseKeeper(

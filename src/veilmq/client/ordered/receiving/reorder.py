@@ -294,15 +294,6 @@ class GapPolicy(StrEnum):
     RAISE = "raise"
     """`receive` raises GapFound, again after each further timeout."""
 
-    @classmethod
-    def of(cls, given: "GapPolicy | str") -> "GapPolicy":
-        """Raises ParameterInvalid."""
-        try:
-            return cls(given)
-        except ValueError:
-            reason = f"must be one of {', '.join(cls)}, not {given!r}"
-            raise ParameterInvalid(parameter="on_gap", reason=reason) from None
-
 
 class GapWatch:
     """Watches how long one receiver's gap lasts."""
