@@ -22,7 +22,7 @@ RETRIES = 2
 QUOTABLE_PAIRS = 5
 QUOTABLE_SECONDS = 10
 
-# (ours, peer, batch) -> smallest ratio of completed lives, largest ratio of CPU a request. Plain Python has lower goals.
+# (ours, peer, batch) -> smallest ratio of completed lives, largest ratio of CPU a request
 GOALS = {
     ("veilmq", "fauxqs", 1): (1.2, 1.0),
     ("veilmq", "fauxqs", 10): (1.0, 64 / 51),

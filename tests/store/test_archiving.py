@@ -17,6 +17,7 @@ from tests.support.contract.stage import Stage
 from tests.support.sqlite import SMALL, SqliteFactory, store_of
 
 from veilmq.engine.directory import renew
+from veilmq.model.commands import Sweep
 from veilmq.model.instant import DAY_US, SECOND_US, Instant
 from veilmq.store import Options, Store
 from veilmq.store.archive import EPOCH_MIN, ArchiveSource, PlaceFailed, place_at, segments, shipping, snapshots
@@ -564,15 +565,23 @@ def test_a_spool_that_cannot_be_written_begins_a_new_epoch(
         factory.archive.step()
     factory.archive._try_step()
     assert factory.archive.lag_s > 0, "only the snapshot brings what was not spooled"
-    assert "at the next change, for the spool cannot be written" in factory.archive.trouble
+    assert "in a moment, for the spool cannot be written" in factory.archive.trouble
     stage.send(jobs, "of the new epoch")
     expected = factory.ship(stage.store)
     assert factory.restored(tmp_path / "new") == expected
     assert len(epochs(factory)) == 2
+    stage.do(Sweep())
+    factory.archive.step()
     factory.archive._failed = True
     factory.archive._try_step()
     factory.archive._try_step()
-    assert factory.archive.trouble == "it begins anew with a snapshot at the next change"
+    assert factory.archive.trouble == "it begins anew with a snapshot in a moment"
+    stage.later(1)
+    stage.do(Sweep())  # an idle server, too, gets its snapshot
+    factory.archive._try_step()
+    assert (factory.archive.trouble, factory.archive.lag_s) == ("", 0.0)
+    factory.archive._failed = True
+    factory.archive._try_step()
     stage.send(jobs, "while no snapshot can be written")
     store_of(stage).apply_log()
     with monkeypatch.context() as patch:

@@ -154,6 +154,12 @@ class Archive:
         """Whether the place lacks a snapshot of this epoch: until then a restore has nothing of it."""
         return self._state.snapshot != self.epoch
 
+    @property
+    def awaits_record(self) -> bool:
+        """Whether the epoch began while the store was open, and has no record yet: its snapshot follows the first."""
+        with self._gate:
+            return self._lacking and self._state.end.epoch != self.epoch and not (self._size or self._failed)
+
     def _wait(self) -> None:
         """Something is not in the archive."""
         if self._waiting_since is None:
@@ -277,7 +283,7 @@ class Archive:
         try:
             self.step()
             if self._lacking:
-                self.trouble = f"it begins anew with a snapshot at the next change{self._lost}"
+                self.trouble = f"it begins anew with a snapshot in a moment{self._lost}"
             elif self.trouble:
                 log.info("the archive can be written to again")
                 self.trouble = ""

@@ -82,6 +82,11 @@ class Shipping:
         """What the batch changes, if it began no transaction."""
 
     @property
+    def awaits_record(self) -> bool:
+        """Whether there must soon be a record, even if nothing changes."""
+        return False
+
+    @property
     def is_ahead(self) -> bool:
         """Whether the log has a record that was not committed here."""
         return self._next is not self._position
@@ -204,6 +209,11 @@ class Archiving(Shipping):
             connection.execute(MOVE, begun)
         super().__init__(connection, archive)
         self._archive = archive
+
+    @property
+    def awaits_record(self) -> bool:
+        """See `Shipping.awaits_record`."""
+        return self._archive.awaits_record
 
     @contextmanager
     def later(self, clock: int) -> Iterator[None]:

@@ -146,7 +146,8 @@ def sweep(
     more = move_tasks.carry_on(writer) or more
     more = jobs.carry_on(writer) or more or writer.queues.expiry.is_due(writer.expiry_now)
     _give_back(writer)
-    writer.wrote = writer.wrote or writer.index.is_full(writer.mark.offset)
+    awaited = writer.shipping is not None and writer.shipping.awaits_record
+    writer.wrote = writer.wrote or writer.index.is_full(writer.mark.offset) or awaited
     snapshots.step(writer, options, command.steps_max)
     return Swept(command.steps_max - left, more, snapshots.under_way)
 
