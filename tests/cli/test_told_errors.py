@@ -308,6 +308,8 @@ def test_what_to_do_next_names_the_queue(data: Path, veilmq: Run) -> None:
     assert (taken.returncode, "`veilmq queues set q`" in taken.stderr) == (1, True)
     missing = veilmq("peek", "nothing-such", "--data", str(data))
     assert (missing.returncode, "`veilmq queues create nothing-such`" in missing.stderr) == (1, True)
+    taken = failure_of("QueueExists", "exists", {"data": {"queue": "000000000000/us-east-1/q", "setting": "name"}})
+    assert taken.advice == "It is the alias of another queue: choose another name."
     for said in ({}, {"data": None}, {"data": {"queue": 7}}):  # of another release
         assert failure_of("QueueExists", "exists", said).advice == "Change it with `veilmq queues set NAME`."
 

@@ -24,6 +24,8 @@ from typing import Any, ClassVar, Final
 
 OTHER_QUEUE: Final = "it is of another queue"
 """Reason of a ReceiptInvalid whose handle is genuine."""
+NAME_TAKEN: Final = "name"
+"""`setting` of a QueueExists: the queue has another name, and this one as its alias."""
 TARGET_MISSING: Final = "it does not exist"
 """Reason of a RedriveRefused."""
 

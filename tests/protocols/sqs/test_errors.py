@@ -183,6 +183,14 @@ SAID = [
     (
         "create_queue",
         {"QueueName": "jobs"},
+        QueueExists(queue="jobs", setting="name"),
+        "QueueAlreadyExists",
+        400,
+        "Another queue has this name as its alias.",
+    ),
+    (
+        "create_queue",
+        {"QueueName": "jobs"},
         QueueDeletedRecently(queue="jobs", wait_us=1),
         "AWS.SimpleQueueService.QueueDeletedRecently",
         400,

@@ -61,7 +61,7 @@ class TestAliases:
         expect(_create(stage, "A_1", "mail"), QueueCreated)
         for alias in ("orders", "mail"):
             assert refused(_create(stage, "B_1", alias), QueueExists).setting == "alias"  # type: ignore[attr-defined]
-        assert refused(_create(stage, "mail", None), QueueExists).setting == "alias"  # type: ignore[attr-defined]
+        assert refused(_create(stage, "mail", None), QueueExists).setting == "name"  # type: ignore[attr-defined]
         refused(_change(stage, "A_1", "orders"), QueueExists)
         expect(_change(stage, "A_1", "mail"), QueueChanged)
         elsewhere = CreateQueue(queue=QueueKey(ACCOUNT, "elsewhere", "mail"), origin=TESTER)

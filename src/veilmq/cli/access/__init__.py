@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from veilmq.cli.failures import Exit, Failure, Missing, Unknown, advice_on
+from veilmq.model.errors import NAME_TAKEN
 from veilmq.model.settings.queue import QueueKey
 
 if TYPE_CHECKING:
@@ -309,7 +310,9 @@ def failure_of(error: str, message: str, said: Mapping[str, Any]) -> Failure:
 def _next(error: str, said: Mapping[str, Any]) -> str:
     """What to do next, with the queue's own name."""
     data = said.get("data")
-    queue = data.get("queue") if isinstance(data, dict) else None
+    queue, setting = (data.get("queue"), data.get("setting")) if isinstance(data, dict) else (None, None)
+    if error == "QueueExists" and setting == NAME_TAKEN:
+        return "It is the alias of another queue: choose another name."
     name = queue.rpartition("/")[2] if isinstance(queue, str) else ""
     return _NEXT.get(error, "").replace("NAME", name or "NAME")
 

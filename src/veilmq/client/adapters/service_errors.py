@@ -16,6 +16,7 @@ import msgspec
 
 from veilmq.client.errors import ServiceError
 from veilmq.model.errors import (
+    NAME_TAKEN,
     CapabilityMissing,
     InFlightFull,
     LeaseExpired,
@@ -150,7 +151,8 @@ def _too_large(refusal: Refusal) -> VeilError:
 
 def _exists(refusal: Refusal) -> VeilError:
     found = _SETTING.search(refusal.message)
-    return QueueExists(queue=refusal.queue, setting=found[1] if found else "setting")
+    setting = NAME_TAKEN if "as its alias" in refusal.message else "setting"
+    return QueueExists(queue=refusal.queue, setting=found[1] if found else setting)
 
 
 def _missing_parameter(refusal: Refusal) -> VeilError:

@@ -14,7 +14,7 @@ import msgspec
 
 from veilmq.model import errors
 from veilmq.model.commands import AnyCommand, ChangeQueue, CreateQueue, Delete, Extend, PurgeQueue
-from veilmq.model.errors import OTHER_QUEUE, TARGET_MISSING, VeilError
+from veilmq.model.errors import NAME_TAKEN, OTHER_QUEUE, TARGET_MISSING, VeilError
 from veilmq.model.messages import first_forbidden_character
 from veilmq.model.settings.queue import RedrivePolicy
 from veilmq.protocols.sqs import limits
@@ -318,6 +318,8 @@ _SETTING_NAMES: Final = {
 def _queue_exists(error: errors.QueueExists, command: AnyCommand) -> Refusal:
     if error.setting == "tags":
         return Refusal(QUEUE_NAME_EXISTS, "A queue already exists with the same name and different tags")
+    if error.setting == NAME_TAKEN:
+        return Refusal(QUEUE_NAME_EXISTS, "Another queue has this name as its alias.")
     name = _SETTING_NAMES.get(error.setting, error.setting).removeprefix(LABEL_PREFIX)
     text = f"A queue already exists with the same name and a different value for attribute {name}"
     return Refusal(QUEUE_NAME_EXISTS, text)

@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import msgspec
 
 from veilmq.model.commands import SERVER, AnyCommand, ChangeQueue, CreateQueue
-from veilmq.model.errors import QueueExists, QueueMissing, VeilError
+from veilmq.model.errors import NAME_TAKEN, QueueExists, QueueMissing, VeilError
 from veilmq.model.instant import DAY_US, HOUR_US, MILLISECOND_US, MINUTE_US, SECOND_US
 from veilmq.model.messages import first_forbidden_character
 from veilmq.model.outcomes import Outcome
@@ -120,9 +120,9 @@ async def _refused(declaration: Declaration, found: Outcome, call: Call) -> str 
         return None
     if isinstance(found, QueueMissing) and found.queue == name:  # so it is not there by that name
         found = in_the_way
+    if isinstance(found, QueueExists) and found.setting == NAME_TAKEN:
+        return "another queue has this name as its alias"
     if isinstance(found, QueueExists) and found.setting == "alias":
-        if found.queue == name:
-            return "another queue has this name as its alias"
         return f"alias: {declaration.create.change.get('alias')} is another queue's name or alias"
     return str(found)
 

@@ -31,6 +31,7 @@ from veilmq.model.commands import (
     SuggestPlan,
 )
 from veilmq.model.errors import (
+    NAME_TAKEN,
     TARGET_MISSING,
     CapabilityMissing,
     DiskLow,
@@ -143,7 +144,7 @@ def _cannot_create(writer: Writer, command: CreateQueue, settings: QueueSettings
     if wrong is not None:
         return wrong
     if command.queue in writer.queues.aliases:
-        return QueueExists(queue=str(command.queue), setting="alias")
+        return QueueExists(queue=str(command.queue), setting=NAME_TAKEN)
     if writer.disk_low is not None:
         return DiskLow(free_bytes=writer.disk_low)
     if writer.queues.per_account[command.queue.account] >= writer.queues_per_account_max:
