@@ -25,7 +25,7 @@ from typing import Any, ClassVar, Final
 OTHER_QUEUE: Final = "it is of another queue"
 """Reason of a ReceiptInvalid whose handle is genuine."""
 NAME_TAKEN: Final = "name"
-"""`setting` of a QueueExists: the queue has another name, and this one as its alias."""
+"""`setting` of a QueueExists: `queue` is the name or the alias of another queue."""
 TARGET_MISSING: Final = "it does not exist"
 """Reason of a RedriveRefused."""
 
@@ -106,11 +106,16 @@ class QueueMissing(UsageError):
 
 
 class QueueExists(UsageError):
-    """A queue of that name exists with another value of the named setting or label."""
+    """A queue of that name exists with another value of the named setting or label; or NAME_TAKEN."""
 
     queue: str
     setting: str
     summary = "queue {queue} exists with another {setting}"
+
+    def __str__(self) -> str:
+        if self.setting == NAME_TAKEN:
+            return f"{self.queue} is another queue's name or alias"
+        return super().__str__()
 
 
 class QueueDeletedRecently(UsageError):

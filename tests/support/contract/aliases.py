@@ -60,7 +60,8 @@ class TestAliases:
         expect(_create(stage, "orders", None), QueueCreated)
         expect(_create(stage, "A_1", "mail"), QueueCreated)
         for alias in ("orders", "mail"):
-            assert refused(_create(stage, "B_1", alias), QueueExists).setting == "alias"  # type: ignore[attr-defined]
+            taken = refused(_create(stage, "B_1", alias), QueueExists)
+            assert str(taken) == f"{_key(alias)} is another queue's name or alias"
         assert refused(_create(stage, "mail", None), QueueExists).setting == "name"  # type: ignore[attr-defined]
         refused(_change(stage, "A_1", "orders"), QueueExists)
         expect(_change(stage, "A_1", "mail"), QueueChanged)

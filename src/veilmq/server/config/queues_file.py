@@ -121,8 +121,8 @@ async def _refused(declaration: Declaration, found: Outcome, call: Call) -> str 
     if isinstance(found, QueueMissing) and found.queue == name:  # so it is not there by that name
         found = in_the_way
     if isinstance(found, QueueExists) and found.setting == NAME_TAKEN:
-        return "another queue has this name as its alias"
-    if isinstance(found, QueueExists) and found.setting == "alias":
+        if found.queue == name:
+            return "another queue has this name as its alias"
         return f"alias: {declaration.create.change.get('alias')} is another queue's name or alias"
     return str(found)
 

@@ -213,7 +213,7 @@ def _wrong_alias(writer: Writer, key: QueueKey, alias: str | None) -> VeilError 
         return ParameterInvalid(parameter="alias", reason="every protocol allows the queue's own name")
     named = alias_key(key, alias)
     if named in writer.queues.by_key or writer.queues.aliases.get(named, key) != key:
-        return QueueExists(queue=str(named), setting="alias")
+        return QueueExists(queue=str(named), setting=NAME_TAKEN)
     return None
 
 
