@@ -368,6 +368,18 @@ def test_rows_that_cannot_be_sent_hold_up_no_others(place: Place) -> None:
     assert relay.run_once() == 7
     assert [message.body for message in account.queue("films").receive(10)] == [f"f{number}" for number in range(7)]
 
+    # A row at which the application's own code raises holds up no others either, and itself only until that is mended.
+    places = {"film": 0, "song": 1}
+    routed = RoutedQueue({}, place.queue, by=lambda message: str(places[message.type or "film"]))
+    place.add("1", Message("2", type="tune"), "3", *[Message(f"t{number}", type="tune") for number in range(12)])
+    relay = place.relay(routed)
+    with pytest.raises(KeyError, match="tune"):
+        relay.run_once()
+    assert place.bodies() == ["1", "3"]
+    assert relay.failures() == []
+    places["tune"] = 2
+    assert relay.run_once() == 13
+
 
 def test_a_route_that_is_away_slows_no_other(place: Place) -> None:
     """Rows of it are everywhere, and those that came back among them are tried again."""

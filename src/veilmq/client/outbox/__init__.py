@@ -172,9 +172,9 @@ class Relay(Closing, Anew):
         """Send all committed rows that no other relay holds; return how many were sent.
 
         Rows that the queue refuses permanently are marked with the reason and not tried again. Raises the first
-        temporary error, and what the driver raises; rows sent before that are marked. The rows behind those that failed
-        are tried, too, until of two batches nothing was sent, or of ten not all: the next look tries the first batch
-        again, and then goes on from there.
+        temporary error, what the driver raises, and what the application's own code in a pattern raised at a row; rows
+        that were sent are marked. The rows behind those that failed are tried, too, until of two batches nothing was
+        sent, or of ten not all: the next look tries the first batch again, and then goes on from there.
         """
         return self._work_off(lambda: False)
 
@@ -182,7 +182,7 @@ class Relay(Closing, Anew):
         """Work until nothing is left or `ends` returns True."""
         sent = after = 0
         left = _TROUBLE_MAX
-        failed: VeilError | None = None
+        failed: Exception | None = None
         waiting: set[str] = set()
         with self._alone():
             while not ends():
@@ -194,7 +194,7 @@ class Relay(Closing, Anew):
                 done = sum(isinstance(result, Sent) for result in results)
                 sent, after = sent + done, rows[-1].position
                 pairs = zip(rows, results, strict=True)
-                errors = [(row, each) for row, each in pairs if isinstance(each, VeilError) and not _hopeless(each)]
+                errors = [(row, each) for row, each in pairs if not isinstance(each, Sent) and not _hopeless(each)]
                 if not errors:
                     continue
                 failed = failed or errors[0][1]
@@ -349,18 +349,18 @@ class Relay(Closing, Anew):
                     raise
         raise AssertionError("the last try returns or raises")
 
-    def _send(self, rows: Sequence[_Row]) -> list[Sent | VeilError]:
+    def _send(self, rows: Sequence[_Row]) -> list[Sent | Exception]:
         """One result a row. Rows of one group are sent one after the other, because a service may refuse one message of
         a batch and accept the next. After a temporary failure, the rest of the group waits and gets the same result."""
         unreadable = ParameterInvalid(parameter="message", reason="the row holds no message")
-        results: list[Sent | VeilError] = [unreadable] * len(rows)
+        results: list[Sent | Exception] = [unreadable] * len(rows)
         read = {place: from_text(row.text) for place, row in enumerate(rows)}
         whole = {place: self._marked(rows[place], message) for place, message in read.items() if message is not None}
         lines, turn = self._lines(whole), 0
         while lines:
             going = []
             for line, result in zip(lines, self._sent([whole[line[turn]] for line in lines]), strict=True):
-                stops = isinstance(result, VeilError) and not _hopeless(result)
+                stops = not isinstance(result, Sent) and not _hopeless(result)
                 for place in line[turn:] if stops else line[turn : turn + 1]:
                     results[place] = result
                 if not stops and len(line) > turn + 1:
@@ -376,11 +376,22 @@ class Relay(Closing, Anew):
             lines.setdefault(place if message.group is None or not fifo else message.group, []).append(place)
         return list(lines.values())
 
-    def _sent(self, messages: Sequence[Message]) -> Sequence[Sent | VeilError]:
+    def _sent(self, messages: Sequence[Message]) -> Sequence[Sent | Exception]:
         try:
             return self._queue.send_batch(messages)
         except VeilError as error:
             return [error] * len(messages)
+        except Exception as error:  # noqa: BLE001 the application's own code in a pattern: a rule for routes, a keyring
+            return [error] if len(messages) == 1 else self._singly(messages)
+
+    def _singly(self, messages: Sequence[Message]) -> list[Sent | Exception]:
+        """Send one by one, until nothing could be sent of so many that the others need not be tried."""
+        results: list[Sent | Exception] = []
+        for message in messages:
+            results += self._sent([message])
+            if len(results) == _TROUBLE_MAX and not any(isinstance(result, Sent) for result in results):
+                return results + results[-1:] * (len(messages) - len(results))
+        return results
 
     def _marked(self, row: _Row, message: Message) -> Message:
         """The message with its id, where the queue can carry it and the message has room for it."""
@@ -389,7 +400,7 @@ class Relay(Closing, Anew):
             message = replace(message, attributes={**message.attributes, ATTRIBUTE: row.id})
         return replace(message, deduplication_id=row.id) if capabilities.native_fifo else message
 
-    def _mark(self, rows: Sequence[_Row], results: Sequence[Sent | VeilError]) -> None:
+    def _mark(self, rows: Sequence[_Row], results: Sequence[Sent | Exception]) -> None:
         table = self._outbox.table
         mine = "WHERE position = ? AND holder = ?"
 
@@ -409,7 +420,7 @@ class Relay(Closing, Anew):
         self._tried(mark)
 
 
-def _hopeless(error: VeilError) -> bool:
+def _hopeless(error: Exception) -> bool:
     """Whether this message can never be sent, whatever happens to the queue, and to the keys of one that encrypts."""
     if isinstance(error, ParameterInvalid) and error.parameter == "keys":
         return False
