@@ -175,7 +175,9 @@ class TestProcesses:
         assert counts.outcomes.get("lost", 0) >= 1
         assert sum(counts.outcomes.values()) == 2
 
-    def test_a_stop_tells_and_then_kills(self, stage: Stage, handlers: ModuleType, tmp_path: Path) -> None:
+    def test_a_stop_tells_and_then_kills(
+        self, stage: Stage, handlers: ModuleType, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
         stage.send(str(tmp_path / "one"))
         obedient = stage.worker(handlers.obedient, kind="processes", drain=0.1)
         obedient.start()
@@ -196,6 +198,8 @@ class TestProcesses:
         assert deaf.counts is not None
         assert deaf.counts.outcomes == {"stopped": 1}
         assert len(stage.visible()) == 1
+        _wait(lambda: "is killed, because the worker stops" in caplog.text)
+        assert "takes its place" not in caplog.text
 
     def test_a_program_that_ends_without_a_stop_ends(self, stage: Stage, handlers: ModuleType, tmp_path: Path) -> None:
         stage.send(str(tmp_path / "pid"))

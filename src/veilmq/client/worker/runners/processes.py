@@ -390,7 +390,10 @@ class _Place:
             self._process.join(_START_SECONDS)
             self._discard()  # it may have closed its pipe and still live
             code = self._process.exitcode
-            log.warning("a worker process ended with code %s while it worked; a new one takes its place", code)
+            if self._ended:
+                log.warning("a worker process that still works is killed, because the worker stops")
+            else:
+                log.warning("a worker process ended with code %s while it worked; a new one takes its place", code)
             return failed(f"its process ended with code {code}", len(hands))
         except Exception as error:
             # The child's next output would be taken for the next message's, and the child may be waiting for an answer.
