@@ -237,6 +237,8 @@ def keep_as_delta(directory: Place | str) -> None:
     from veilmq.pipeline.sinks.delta import Written, add_files
 
     directory = place(directory)
+    if isinstance(directory, Path):
+        directory = directory.resolve()  # as `add_files` needs it
     kept = _own_kept(directory)
     if not any(directory.glob(_FILES)):
         return
