@@ -65,11 +65,17 @@ def test_what_a_delta_table_does_not_take_is_known_before_anything_is_received(s
     DeltaTable(table).alter.add_constraint({"numbers": "id < 'a'"})
     with stage.make() as queue:
         send(queue, ["1"])
-        for path, said in ((str(table), "has a constraint numbers"), ("tables/t", "an absolute path")):
+        for path, columns, said in (
+            (table, ["id"], "has a constraint numbers"),
+            ("tables/t", ["id"], "an absolute path"),
+            (stage.directory / "new", ["id", "interval 1 day x"], r"Invalid data type for Delta Lake: Duration.*Cast"),
+            (stage.directory / "new", ["id", "type ID"], r"Duplicate field name \(case-insensitive\): 'ID'\. Cast"),
+        ):
             with pytest.raises(PipelineError, match=said):
                 drain(
-                    spark, stage.url(), f"delta:{path}", stage.directory / "d", transform=lambda rows: rows.select("id")
-                )
+                    spark, stage.url(), f"delta:{path}", stage.directory / "d",
+                    transform=lambda rows, columns=columns: rows.selectExpr(*columns),
+                )  # fmt: skip
         found = queue.stats()
         assert (found.visible, found.in_flight) == (1, 0)
     assert not (stage.directory / "d" / "manifests").exists()

@@ -241,6 +241,7 @@ def check_place(path: Path | str, schema: Any, partitions: Sequence[str] = ()) -
     from deltalake import DeltaTable
 
     check_partitions(schema, partitions)
+    check_columns(schema)
     path = str(path)
     if path.startswith(_ELSEWHERE):
         return
@@ -305,6 +306,7 @@ class DeltaWriter(DataSourceStreamArrowWriter):
         self._schema = to_arrow_schema(schema, timezone="UTC")
         self._partitions = options.partitions
         check_partitions(self._schema, self._partitions)
+        check_columns(self._schema)
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         """Write one file per task, or of a table with partitions one for each of those that the task has rows of."""
@@ -358,6 +360,18 @@ class DeltaSink(DataSource):
 
 class DeltaRefused(PipelineError):
     """The table does not accept these rows."""
+
+
+def check_columns(schema: Any) -> None:
+    """Raises DeltaRefused for Arrow columns that no Delta table has: intervals, names that differ only in case."""
+    from deltalake import Schema
+
+    try:
+        Schema.from_arrow(schema)
+    except Exception as error:  # deltalake raises no narrower one
+        reason = str(error).partition("\n")[0].rpartition("Schema error: ")[2]
+        mend = "Cast, rename or drop the column."
+        raise DeltaRefused(f"A Delta table cannot have these columns: {reason}.", mend) from error
 
 
 def check_fits(table: Any, schema: Any, partitions: Sequence[str] = ()) -> None:
