@@ -93,7 +93,8 @@ class Drained(msgspec.Struct, frozen=True):
     """The result of a drain."""
 
     messages: int
-    """Rows passed to the sink by this call; a batch repeated after a crash counts twice."""
+    """Rows passed to the sink by this call; a batch repeated after a crash counts twice, and so does one whose function
+    reads the frame twice."""
     batches: int
     bad_records: int
     """Messages the query could not decode since it first started."""
