@@ -27,6 +27,10 @@ case $tag in
         ;;
 esac
 [ "$(id -u)" = 0 ] || { echo "veilmq: only root may write to /opt, /etc and /var/lib: run it with sudo" >&2; exit 1; }
+if ! command -v systemd-sysusers >/dev/null; then
+    echo "veilmq: this machine has no systemd (on Debian: apt-get install systemd). Nothing was installed." >&2
+    exit 1
+fi
 
 if [ "$python" != /opt/veilmq/bin/python ]; then
     PYTHON=$python "$here/tools/need.sh" python-venv python3-venv

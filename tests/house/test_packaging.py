@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -138,8 +139,8 @@ def test_a_wheel_can_have_the_accelerator(tmp_path: Path) -> None:
     assert "the wheel has the accelerator for Python 3.98, which " in done.stderr
 
 
-def test_a_service_is_not_installed_with_an_old_python_nor_into_what_one_left(tmp_path: Path) -> None:
-    """/opt/veilmq is of an earlier run with it."""
+def test_a_service_is_not_installed_with_an_old_python_nor_without_systemd(tmp_path: Path) -> None:
+    """/opt/veilmq is of an earlier run with the old Python."""
     python, left = tmp_path / "python", tmp_path / "opt" / "veilmq" / "bin" / "python"
     left.parent.mkdir(parents=True)
     for path in (python, left):
@@ -153,6 +154,13 @@ def test_a_service_is_not_installed_with_an_old_python_nor_into_what_one_left(tm
     told = f"veilmq: {python} is not Python 3.11 or later. Nothing was installed; run it again with PYTHON=python3.11\n"
     assert done.stderr == told
     assert [path.name for path in (tmp_path / "opt").rglob("*")] == ["veilmq", "bin", "python"]
+    left.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    for name in ("basename", "cut", "dirname", "id", "sh"):
+        (tmp_path / name).symlink_to(shutil.which(name) or name)
+    command[-1] = script.replace("exec sh ", f"PATH={tmp_path} exec sh ")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    told = "veilmq: this machine has no systemd (on Debian: apt-get install systemd). Nothing was installed.\n"
+    assert (done.returncode, done.stderr) == (1, told)
 
 
 def test_a_wheel_with_something_else_is_refused_and_a_release_is_plain(tmp_path: Path) -> None:
