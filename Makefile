@@ -47,7 +47,7 @@ help:
 	@echo 'make cluster-faults     200 faults of a cluster under load: ARGS="--faults 20 --minutes 5 --seed N"'
 	@echo 'make rabbitmq           a bridge from and to a real RabbitMQ, which it installs on Debian'
 	@echo 'make console            every page of the console in Chromium, at two widths and in both themes, with pictures'
-	@echo 'make first-hour         as root: what a new user wants, on a bare Debian 12, and the time to the first message'
+	@echo 'make first-hour         as root: what a new user wants, on a bare Debian 13, and the time to the first message'
 	@echo 'make image              as root: build the Containerfile with buildah on that Debian, and try what it serves'
 	@echo 'make sanitized          the tests of the part in C under ASan and UBSan'
 	@echo 'make fuzz               ten minutes of coverage-guided fuzzing of HTTP and the codecs'
@@ -232,7 +232,7 @@ rabbitmq: setup-test
 	@tools/need.sh rabbitmqctl rabbitmq-server
 	@$(BIN)/python -m pytest -n 0 tests/client/test_bridge_rabbitmq.py $(ARGS)
 
-# Twelve things that a new user wants, on a bare Debian 12 that debootstrap makes; the time to the first message.
+# Twelve things that a new user wants, on a bare Debian 13 that debootstrap makes; the time to the first message.
 first-hour: setup-test
 	@PATH="$$PATH:/usr/sbin" tools/need.sh debootstrap debootstrap
 	@tools/need.sh systemd-nspawn systemd-container

@@ -7,6 +7,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+from tests.first_hour.image import BASE
+
 from veilmq.testing.for_each import for_each
 
 ROOT = Path(__file__).parents[2]
@@ -56,6 +58,10 @@ def test_extras_and_packages_are_installed_beside_the_wheel(
 
 
 def test_it_serves_without_privileges_and_with_a_probe() -> None:
+    """`make image` tries it on the base that it names, and so does the page."""
+    assert set(re.findall(r"^FROM (\S+)", FILE, re.MULTILINE)) == {BASE}
+    debian = BASE.rpartition(":")[2].removesuffix("-slim")
+    assert f"It is Debian {debian} with its Python" in (ROOT / "docs" / "deploy.md").read_text()
     assert re.search(r"^USER (\d+):\1$", SERVING, re.MULTILINE)
     assert "\nSTOPSIGNAL SIGTERM\n" in SERVING
     assert "'/health/ready'" in SERVING

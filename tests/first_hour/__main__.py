@@ -1,4 +1,4 @@
-"""`make first-hour`: twelve things that a new user wants (wants.py), each in at most two commands, on a bare Debian 12.
+"""`make first-hour`: twelve things that a new user wants (wants.py), each in at most two commands, on a bare Debian 13.
 
 Strategy: debootstrap makes the root file system once; each run works on a copy. It gets what this machine knows of the
 package registries (resolver, hosts, pip's settings, certificate authorities) and nothing else, and the commands run in
@@ -23,7 +23,7 @@ from tests.first_hour.wants import FILES, FIRST, INSTALL, SERVE, WANTS, Want
 
 ROOT: Final = Path(__file__).parents[2]
 PLACE: Final = ROOT / ".tools" / "first-hour"
-PRISTINE: Final = PLACE / "debian"
+PRISTINE: Final = PLACE / "debian-13"
 BARE: Final = PLACE / "root"
 PATH: Final = "/opt/veilmq/bin:/usr/local/bin:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin"
 OFFLINE: Final = "--offline"
@@ -47,14 +47,14 @@ def pristine() -> None:
         return
     shutil.rmtree(PRISTINE, ignore_errors=True)
     PRISTINE.parent.mkdir(parents=True, exist_ok=True)
-    print("making a bare Debian 12 with debootstrap")
+    print("making a bare Debian 13 with debootstrap")
     named = [
         path.read_text()
         for path in sorted(Path("/etc/apt").glob("sources.list*/*"))
         if path.suffix in {".sources", ".list"}
     ]
     mirrors = re.findall(r"(?:^URIs:|^deb (?:\[[^]]*\] )?)\s*(\S+)", "\n".join(named), re.MULTILINE)
-    command = ["debootstrap", "--variant=minbase", "bookworm", str(PRISTINE), *mirrors[:1]]
+    command = ["debootstrap", "--variant=minbase", "trixie", str(PRISTINE), *mirrors[:1]]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 

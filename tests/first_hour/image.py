@@ -1,6 +1,6 @@
 """`make image`: builds deploy/Containerfile with Debian's buildah, and tries what docs/deploy.md says of the image.
 
-Strategy: no container engine is needed. The base is the bare Debian 12 of `make first-hour`. Steps run in a chroot, and
+Strategy: no container engine is needed. The base is the bare Debian 13 of `make first-hour`. Steps run in a chroot, and
 what this machine knows of the package registries is mounted there, so that the image has nothing of it. The image's
 root file system then serves as an engine would run it: read-only, by its own user without capabilities, as process 1 of
 a network of its own. As root.
@@ -20,7 +20,7 @@ from tests.first_hour.__main__ import AUTHORITIES, PLACE, PRISTINE, ROOT, pip_se
 
 IMAGES: Final = PLACE / "images"
 BUILDAH: Final = ["buildah", "--root", str(IMAGES / "root"), "--runroot", str(IMAGES / "run")]
-BASE: Final = "docker.io/library/debian:12-slim"
+BASE: Final = "docker.io/library/debian:13-slim"
 START_SECONDS: Final = 60
 STOP_SECONDS: Final = 30
 # What an engine does between making the namespaces and starting the process; $0 is the root, $1 the volume.

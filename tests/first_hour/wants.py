@@ -1,6 +1,6 @@
 """What a new user wants, each in at most two commands, in the order of a first hour.
 
-The commands are typed in /root of a bare Debian 12, with what was downloaded beside them: the release's wheel and the
+The commands are typed in /root of a bare Debian 13, with what was downloaded beside them: the release's wheel and the
 packages that it needs (`packages`), a checkout (`checkout`), and the files below. /opt/veilmq/bin is on the path.
 """
 
