@@ -27,7 +27,7 @@ from veilmq.cli.remote import Asked
 from veilmq.cli.remote.messages import send
 from veilmq.model.settings.queue import QueueKey
 from veilmq.store.directory import DATABASE
-from veilmq.store.sqlite.disk import connect
+from veilmq.store.sqlite.disk import MISMATCH, connect
 from veilmq.testing.for_each import for_each
 from veilmq.testing.local import VEILMQ
 
@@ -317,6 +317,8 @@ def test_what_to_do_next_names_the_queue(data: Path, veilmq: Run) -> None:
 @pytest.mark.parametrize("error", ["StoreFailed", "StoreUnknown"])
 def test_a_store_that_failed_is_the_same_through_a_server(error: str) -> None:
     assert failure_of(error, "the store failed", {}).code is Exit.STORE
+    damaged = failure_of(error, f"no backup could be made: {MISMATCH}", {})
+    assert (damaged.code, "`veilmq check`" in damaged.advice) == (Exit.STORE, True)
 
 
 @for_each("command", ["queues", "topics", "moves"])

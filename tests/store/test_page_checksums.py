@@ -124,9 +124,14 @@ def test_a_running_store_carries_out_what_met_such_a_page(tmp_path: Path, caplog
     assert caplog.text.count("is served as it is") == 1
 
 
-def test_a_reader_says_it_once_and_reads_on(closed: Path) -> None:
+def test_a_reader_says_it_once_and_reads_on(closed: Path, caplog: pytest.LogCaptureFixture) -> None:
     with closing(SqliteStore(closed, SMALL)) as store:
         damage(closed, *TWO)
+        for _ in range(2):
+            with pytest.raises(DatabaseFailed, match="does not match its checksum"):
+                store.reader.backup(lambda: None)
+            assert (store.reader.pages_damaged, caplog.text.count("is served as it is")) == (True, 1)
+        store.readers.trusting = False
         with pytest.raises(Exception, match="does not match its checksum"), store.reader.look() as view:
             view._connection.execute("SELECT * FROM queue").fetchall()
         with store.reader.look() as view:

@@ -301,7 +301,7 @@ def failure_of(error: str, message: str, said: Mapping[str, Any]) -> Failure:
     if error == "not_found":
         return Unknown(Exit.WRONG, message, f"Is a name or id empty, or has it a slash? If not, {_RELEASE}")
     if error in _OF_STORE:
-        return Failure(Exit.STORE, message, "The server's log says more, and perhaps its disk is full.")
+        return Failure(Exit.STORE, message, _ADVICE_PAGE if "not match its checksum" in message else _ADVICE_STORE)
     if error == "QueueMissing":
         return Missing(Exit.WRONG, message, _next(error, said))
     return Failure(Exit.USAGE if error == "ParameterInvalid" else Exit.WRONG, message, _next(error, said))
@@ -322,6 +322,8 @@ _ADVICE_TOKEN: Final = (
     "Or name a file that holds the token with --token-file FILE."
 )
 _RELEASE: Final = "the server is of another release than this command, and has no such operation."
+_ADVICE_PAGE: Final = "The data is damaged: see what and where with `veilmq check`."
+_ADVICE_STORE: Final = "The server's log says more, and perhaps its disk is full."
 _OF_STORE: Final = {"StoreFailed", "StoreUnknown"}
 _NEXT: Final = {
     "method_not_allowed": f"Perhaps {_RELEASE}",

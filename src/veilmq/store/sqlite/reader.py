@@ -11,14 +11,14 @@ from veilmq.model.instant import Instant
 from veilmq.model.settings.queue import QueueKey
 from veilmq.model.settings.topic import Topics
 from veilmq.store import Options
-from veilmq.store.directory import COPY_PREFIX, DataDirectory, Progress, Report
+from veilmq.store.directory import COPY_PREFIX, DatabaseFailed, DataDirectory, Progress, Report
 from veilmq.store.reader import AccountCounts
 from veilmq.store.rollups import Rollup, SeenClients
 from veilmq.store.sqlite import tools
 from veilmq.store.sqlite.batch import Writer
 from veilmq.store.sqlite.batch.queues import LiveQueue
 from veilmq.store.sqlite.batch.rollups.worst import Worst
-from veilmq.store.sqlite.disk import Checkpointer, Readers
+from veilmq.store.sqlite.disk import MISMATCH, Checkpointer, Readers
 from veilmq.store.sqlite.reading import SqliteView
 from veilmq.store.sqlite.tools import backup
 from veilmq.store.sqlite.upkeep.trimming import ReadPins
@@ -135,7 +135,12 @@ class SqliteReader:
         with tempfile.TemporaryDirectory(prefix=COPY_PREFIX, dir=self.directory.path) as directory:
             copy = Path(directory, "veilmq.db")
             self._apply_log()
-            backup.backup(self.directory.database, copy, lambda done, total: step(), is_owner=True)
+            try:
+                backup.backup(self.directory.database, copy, lambda done, total: step(), is_owner=True)
+            except DatabaseFailed as error:
+                if str(error) == MISMATCH and not self._readers.trusting:
+                    self._readers.tell_mismatch()
+                raise
             return copy.open("r+b")
 
     def check(self, progress: Progress) -> Report:
