@@ -3,6 +3,7 @@
 import json
 from hashlib import md5
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 
@@ -184,7 +185,7 @@ def test_damage_is_found(used: Used, kind: str, statement: str, told: str) -> No
     assert check(used.path, as_json=True) is Exit.WRONG
 
 
-def test_a_damaged_page_is_found(used: Used) -> None:
+def test_a_damaged_page_is_found(used: Used, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     used.store.close()
     connection = connect(used.database)
     root = connection.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'message_line'").get
@@ -196,6 +197,15 @@ def test_a_damaged_page_is_found(used: Used) -> None:
         file.write(b"\xff" * page_bytes)
     report = check_database(used.database)
     assert [problem.kind for problem in report.problems][:1] == ["file"]
+    assert check(used.path, as_json=False) is Exit.WRONG
+    told = capsys.readouterr().out
+    assert told.startswith("what is in it could not be counted\nsent = ")
+    assert "moved: not checked: the file is damaged\n" in told
+    with open(used.database, "r+b") as file:
+        file.truncate(page_bytes)
+    with pytest.raises(Failure, match="the copy failed and was removed") as failed:
+        backup(used.path, tmp_path / "copy", as_json=False)
+    assert "veilmq check --repair" in failed.value.advice
 
 
 def test_a_trimmed_history_says_from_where(used: Used) -> None:
@@ -357,8 +367,15 @@ def test_what_an_earlier_release_archived_is_restored(tmp_path: Path, capsys: py
     """0.1.0 had state format 10. What is restored is of that format, and a start migrates it."""
     archive = Path(__file__).parent.parent / "store/fixtures/schema-10.archive"
     assert restore(tmp_path / "new", str(archive), None, as_json=False) is Exit.WRONG  # it has a message in quarantine
-    assert "22 messages and 10 leases in 10 queues" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "the source ends there\n22 messages and 10 leases in 10 queues" in told
     SqliteStore(tmp_path / "new", OPTIONS).close()
+    copytree(archive, tmp_path / "archive")
+    (record,) = (tmp_path / "archive").glob("*/records/*")
+    record.write_bytes(record.read_bytes()[:-20])
+    assert restore(tmp_path / "other", str(tmp_path / "archive"), None, as_json=False) is Exit.WRONG
+    told = capsys.readouterr().out
+    assert ("damaged: the records end after 3" in told, "the source ends there" in told) == (True, False)
 
 
 def test_a_failed_backup_leaves_nothing(used: Used, tmp_path: Path) -> None:

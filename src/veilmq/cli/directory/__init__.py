@@ -25,6 +25,7 @@ from veilmq.model.instant import SECOND_US
 from veilmq.store.directory import (
     DATABASE,
     REDO,
+    UNREAD,
     DatabaseFailed,
     DestinationTaken,
     DirectoryHeld,
@@ -70,8 +71,8 @@ def backup(data: Path, destination: Path, *, as_json: bool, access: HttpAccess |
         advice = _closed(data) if access is None else ""
         if isinstance(error, PermissionError):
             asked = "Name a directory that belongs to this user, or one that is not there yet."
-        elif isinstance(error, DatabaseFailed) and str(error) == MISMATCH:
-            asked = _RESTORE
+        elif isinstance(error, DatabaseFailed):
+            asked = _RESTORE if str(error) == MISMATCH else _FREE
         else:
             asked = "Is there space at the destination, and where the data is?"
         raise Failure(Exit.STORE, f"the copy failed and was removed: {error}", advice or asked) from None
@@ -138,13 +139,19 @@ def _say_checked(report: Report, *, as_json: bool) -> Exit:
 
 
 def _shown(report: Report) -> str:
-    lines = [
+    counted = (
         f"{report.queues} queues, {report.messages} messages ({report.body_bytes} bytes), {report.leases} leases, "
-        f"{report.events} events from offset {report.history_first_offset} on",
+        f"{report.events} events from offset {report.history_first_offset} on"
+    )
+    lines = [
+        counted if report.books != UNREAD else "what is in it could not be counted",
         f"sent = live + deleted + expired + purged + set apart + moved: {report.books}",
     ]
     if not report.page_checksums:
-        lines.append("its pages have no checksums, so some flips go unnoticed: copies of `veilmq backup` have them")
+        lines.append(
+            "its pages have no checksums, so some flips go unnoticed: only copies that `veilmq backup` makes "
+            "after the first start of this release have them"
+        )
     lines += [f"{problem.kind}: {problem.text}" for problem in report.problems]
     if more := report.problems_count - len(report.problems):
         lines.append(f"and {more} more")

@@ -121,8 +121,10 @@ def _restored(restored: Restored, report: Report, destination: Path, is_ahead: b
     if restored.lsn:
         begun = f"the snapshot of record {restored.snapshot}" if restored.snapshot else "nothing"
         lines[0] += f", record {restored.lsn}: {restored.records} records after {begun}"
-        goes_on = restored.goes_on
-        lines.append("the source ends there" if goes_on is None else f"the next record is of {instant(goes_on)}")
+        if restored.goes_on is not None:
+            lines.append(f"the next record is of {instant(restored.goes_on)}")
+        elif not restored.damaged:  # behind damage there may be more
+            lines.append("the source ends there")
     lines += [f"damaged: {each}" for each in restored.damaged]
     if is_ahead:
         why = "that is still to come: the server's clock was ahead"
