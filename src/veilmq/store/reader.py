@@ -480,5 +480,5 @@ class Reader(Protocol):
         ...
 
     def check(self, progress: Progress) -> Report:
-        """Check everything. Raises OSError, DatabaseFailed."""
+        """Check everything. Raises OSError, DatabaseFailed, NotOurs (somebody took the file away)."""
         ...

@@ -44,7 +44,7 @@ from veilmq.model.settings.access import Action, Share
 from veilmq.server.cluster import Cluster, ClusterReport
 from veilmq.server.config.settings import FIELDS, Address, Settings
 from veilmq.store.archive import shown_url
-from veilmq.store.directory import DatabaseFailed, Progress
+from veilmq.store.directory import DatabaseFailed, NotOurs, Progress
 from veilmq.store.log import Follower
 
 _CLOCK_STEP_S_SHOWN: Final = 60
@@ -424,7 +424,7 @@ async def _steps(work: Callable[[Step], dict[str, Any]], copies: Copies) -> Asyn
     def run() -> dict[str, Any]:
         try:
             return {"result": work(step)}
-        except (OSError, DatabaseFailed) as error:
+        except (OSError, DatabaseFailed, NotOurs) as error:
             return {"error": "failed", "message": str(error)}
 
     async def in_turn() -> dict[str, Any]:
