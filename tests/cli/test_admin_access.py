@@ -103,6 +103,9 @@ def test_all_addresses_mean_loopback_to_a_command_beside_the_server(
         assert f"pid {holder.pid} is ready" in shown
         assert f"admin listens on http://{host}:{port}" in shown
     assert Holder(1, {"admin": "https://[::]:9325"}).url("admin") == "https://[::1]:9325"
+    (server.data / TOKEN_FILE).unlink()
+    removed = run("queues", "list", "--data", str(server.data))
+    assert (removed.code, f"{server.data / TOKEN_FILE} is missing" in removed.err) == (2, True)
 
 
 def test_a_full_destination_is_not_the_servers_fault(serve: Serve) -> None:

@@ -220,7 +220,7 @@ def http_access(target: Target, environment: Mapping[str, str]) -> "HttpAccess |
         if admin is None:
             return None
     source = "VEILMQ_ADMIN" if admin and not (target.admin or announced) else "--admin"
-    token = _token(target, environment, home)
+    token = _token(target, environment, home, is_own=announced is not None)
     return HttpAccess(admin or ADMIN_DEFAULT, token, announced=announced is not None, source=source)
 
 
@@ -237,7 +237,9 @@ def holder_access(target: Target, environment: Mapping[str, str]) -> Iterator["H
     if admin is None:
         yield None
         return
-    access = HttpAccess(admin, _token(target, environment, home), announced=target.admin is None)
+    access = HttpAccess(
+        admin, _token(target, environment, home, is_own=target.admin is None), announced=target.admin is None
+    )
     try:
         yield access
     finally:
@@ -274,16 +276,22 @@ def _admin_of_holder(directory: Path) -> str | None:
     return holder.url("admin") if holder else None
 
 
-def _token(target: Target, environment: Mapping[str, str], home: Path) -> str | None:
+def _token(target: Target, environment: Mapping[str, str], home: Path, *, is_own: bool) -> str | None:
     """The bearer token; None if no file is named and the default does not exist: the server then reports the lack.
 
-    A directory that is named goes before the variable: its own server's token is there."""
+    A directory that is named goes before the variable: its own server's token is there. is_own: it is that server that
+    is asked, so a token that is not there was removed. Raises Failure."""
     named = target.token_file or (None if target.data else _path(environment.get("VEILMQ_TOKEN_FILE")))
     path = named or home / TOKEN_FILE
     try:
         text = path.read_bytes().strip()
     except OSError as error:
         if named is None and isinstance(error, FileNotFoundError):
+            if is_own:
+                advice = (
+                    "The server makes a new one at its next start. Or name a file with its token: --token-file FILE."
+                )
+                raise Failure(Exit.USAGE, f"{path} is missing", advice) from None
             return None
         advice = advice_on(path, "Name a file that you may read with --token-file.")
         raise Failure(Exit.USAGE, f"{path}: {error.strerror}", advice) from None
