@@ -410,7 +410,10 @@ def prop(name: str, value: str, kind: str, element: str = "PropertyValue") -> st
 )
 def test_properties_that_are_refused(wire: Any, properties: str, code: str) -> None:
     body = f"<Message><MessageBody>x</MessageBody><UserProperties>{properties}</UserProperties></Message>"
-    assert wire.ask("POST", MESSAGES, body).code == code
+    answer = wire.ask("POST", MESSAGES, body)
+    assert answer.code == code
+    if "AWS." in properties or ".." in properties:
+        assert "does not begin with AWS. or Amazon., and no dot is first" in answer.text("Message")
 
 
 def test_properties_at_their_limits(wire: Any) -> None:

@@ -275,6 +275,7 @@ def test_policies_that_are_refused(wire: Any, inside: str) -> None:
     wire.queue("dead")
     answer = wire.ask("PUT", f"{QUEUE}?metaoverride=true", f"<Queue>{inside}</Queue>")
     assert answer.code == "InvalidArgument"
+    assert ("cannot be its own dead-letter queue" in answer.text("Message")) is (inside == policy("jobs"))
 
 
 def test_a_rate_limit_that_is_off_is_taken(wire: Any) -> None:

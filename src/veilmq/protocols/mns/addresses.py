@@ -27,6 +27,11 @@ _QUEUE_ARN: Final = re.compile(r"acs:mns:[^:/]*:[^:/]*:/?queues/([^/:]*)\Z")
 _URL: Final = re.compile(
     r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?(?:[/?][!-~]*)?\Z", re.IGNORECASE
 )
+_SCHEMES: Final = ("http://", "https://")
+_URL_RULE: Final = (
+    "has a host that could be a name or an address, a port from 1 to 65535 if any, no user, no fragment, and no blanks "
+    "or characters beyond ASCII"
+)
 _HOST_CHARACTERS_MAX: Final = 253
 _LABEL_CHARACTERS_MAX: Final = 63
 _UNSERVED: Final = ("mail:", "sms:")
@@ -138,16 +143,19 @@ def queue_of_text(key: AccessKey, text: str) -> QueueKey | None:
 
 def read_endpoint(key: AccessKey, text: str) -> SubscriptionSettings:
     """A subscription with this endpoint and the defaults. Raises Refusal: EndpointInvalid."""
-    if len(text) <= limits.ENDPOINT_CHARACTERS_MAX:
-        if _QUEUE_ARN.match(text):
-            queue = queue_of_text(key, text)
-            if queue is not None:
-                return SubscriptionSettings(endpoint=text, queue=queue)
-        found = _URL.match(text)
-        if found is not None and "#" not in text and _is_host(found[1]) and 0 < int(found[2] or 80) <= 65_535:
-            return SubscriptionSettings(endpoint=text, url=text)
+    if len(text) > limits.ENDPOINT_CHARACTERS_MAX:
+        raise Refusal(errors.ENDPOINT_INVALID, f"An endpoint has at most {limits.ENDPOINT_CHARACTERS_MAX} characters.")
+    if _QUEUE_ARN.match(text):
+        queue = queue_of_text(key, text)
+        if queue is not None:
+            return SubscriptionSettings(endpoint=text, queue=queue)
+    found = _URL.match(text)
+    if found is not None and "#" not in text and _is_host(found[1]) and 0 < int(found[2] or 80) <= 65_535:
+        return SubscriptionSettings(endpoint=text, url=text)
     if text.startswith(_UNSERVED):
         raise Refusal(errors.ENDPOINT_INVALID, "This server sends neither mail nor short messages.")
+    if text.lower().startswith(_SCHEMES):
+        raise Refusal(errors.ENDPOINT_INVALID, f"{show(text)} is not a URL for pushes, which {_URL_RULE}.")
     raise Refusal(
         errors.ENDPOINT_INVALID,
         f"{show(text)} is neither acs:mns:<region>:<account>:queues/<name> nor an http or https URL.",

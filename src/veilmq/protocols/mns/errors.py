@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from veilmq.model import errors
-from veilmq.model.commands import AnyCommand
+from veilmq.model.commands import AnyCommand, ChangeSubscription, Subscribe
 from veilmq.model.errors import VeilError
 
 _VALUE_CHARACTERS_MAX: Final = 256
@@ -155,10 +155,17 @@ def _too_large(error: errors.MessageTooLarge, command: AnyCommand) -> Refusal:
     return Refusal(INVALID_ARGUMENT, f"The length of message should not be larger than {error.limit_bytes} bytes.")
 
 
+def _queue_missing(error: errors.QueueMissing, command: AnyCommand) -> Refusal:
+    """A subscription names up to two queues: its error says which one is missing."""
+    if isinstance(command, Subscribe | ChangeSubscription):
+        return Refusal(QUEUE_NOT_EXIST, f"{QUEUE_NOT_EXIST.message.removesuffix('.')}: {error.queue}.")
+    return Refusal(QUEUE_NOT_EXIST)
+
+
 _TABLE: Final[dict[type[VeilError], Callable[[Any, AnyCommand], Refusal]]] = {
     errors.CapabilityMissing: _with_text(INVALID_ARGUMENT),
     errors.ParameterInvalid: _parameter_invalid,
-    errors.QueueMissing: _just(QUEUE_NOT_EXIST),
+    errors.QueueMissing: _queue_missing,
     errors.QueueExists: _just(QUEUE_ALREADY_EXIST),
     errors.QueueDeletedRecently: _just(QUEUE_DELETED_RECENTLY),
     errors.PurgeInProgress: _just(TOO_MANY_REQUESTS),

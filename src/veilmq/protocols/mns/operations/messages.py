@@ -88,7 +88,7 @@ def _read(element: Element, system: bool) -> Attribute:
         if len(value) > limits.PROPERTY_VALUE_CHARACTERS_MAX:
             raise bad(name, f"a value has at most {limits.PROPERTY_VALUE_CHARACTERS_MAX} characters.")
     if not value or first_forbidden_character(value) is not None:
-        raise bad(name, "the value of a property is not empty.")
+        raise bad(name, "the value of a property must not be empty.")
     checked = _value(name, kind, value)
     wide = kind == "NUMBER" and not _NUMBER.match(value)
     return Attribute(name, _WIDE_NUMBER if wide else _TYPES.get(kind, ""), checked)
@@ -96,7 +96,11 @@ def _read(element: Element, system: bool) -> Attribute:
 
 def _check_name(name: str) -> None:
     if not limits.PROPERTY_NAME.match(name) or name.lower().startswith(limits.PROPERTY_NAME_RESERVED):
-        raise bad("UserProperties", f"{show(name)} is not a name: up to 256 of A-Z, a-z, 0-9, hyphen, _ and .")
+        rule = (
+            "has up to 256 of A-Z, a-z, 0-9, hyphen, _ and ., does not begin with AWS. or Amazon., and no dot is "
+            "first, last or next to another"
+        )
+        raise bad("UserProperties", f"{show(name)} is not a name, which {rule}.")
     if name in SYSTEM_NAMES:
         raise bad("UserProperties", f"{name} is a system property.")
 

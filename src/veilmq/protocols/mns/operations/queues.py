@@ -88,7 +88,7 @@ def _redrive(asked: Asked, policy: Element) -> RedrivePolicy | None:
     if target is None:
         return None
     if target == asked.queue():  # SQS allows that; here it is more likely a mistake
-        raise bad("DeadLetterTargetQueue", "it is another queue.")
+        raise bad("DeadLetterTargetQueue", "a queue cannot be its own dead-letter queue.")
     if "MaxReceiveCount" not in fields:
         raise bad("MaxReceiveCount", "it is required.")
     return RedrivePolicy(target, number(fields["MaxReceiveCount"], 1, limits.RECEIVE_COUNT_MAX))

@@ -219,7 +219,7 @@ def plan_subscribe(asked: Asked) -> Plan:
     topic, name = asked.topic(), asked.subscription()
     fields = members_of(asked.request.body, "Subscription")
     endpoint = fields.get("Endpoint")
-    if endpoint is None or endpoint.children:
+    if endpoint is None or endpoint.children or not endpoint.text:
         raise Refusal(errors.ENDPOINT_INVALID, "Endpoint is required.")
     settings = read_endpoint(asked.caller.key, endpoint.text)
     settings = msgspec.structs.replace(settings, **_read_subscription_change(asked, fields))

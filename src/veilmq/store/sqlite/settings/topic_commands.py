@@ -226,7 +226,7 @@ def _wrong_policies(writer: Writer, settings: SubscriptionSettings, before: Queu
     if target not in (None, before) and target not in writer.queues.by_key:
         return QueueMissing(queue=str(target))
     if target is not None and target == settings.queue:
-        return ParameterInvalid(parameter="dead_letter_queue", reason="a copy that the queue cannot take goes there")
+        return ParameterInvalid(parameter="dead_letter_queue", reason="it must be another queue than the endpoint")
     if settings.pushes_per_second_max is not None and settings.url is None:
         return ParameterInvalid(parameter="pushes_per_second_max", reason="only pushes to a URL have a rate")
     return None
