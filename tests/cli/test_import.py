@@ -12,13 +12,18 @@ from typing import Any
 import pytest
 from tests.support.azurite import azurite
 from tests.support.commands import Run
+from tests.support.contract.stage import TESTER
 
 from veilmq.client.adapters.connect import connect, connect_account
 from veilmq.client.adapters.embedded import EmbeddedAccount
 from veilmq.client.messages import Message, Template
+from veilmq.model.commands import CreateQueue
+from veilmq.model.instant import Instant
 from veilmq.model.settings.access import DEVELOPMENT_ACCOUNT
+from veilmq.model.settings.queue import QueueKey
 from veilmq.server.auth import Account
 from veilmq.server.config import queues_file
+from veilmq.store.sqlite.store import SqliteStore
 from veilmq.testing.for_each import for_each
 from veilmq.testing.local import LocalServer
 
@@ -130,8 +135,16 @@ def test_an_endpoints_queues_are_created_at_another(run: Run, tmp_path: Path, ve
     with connect_account(to) as account:
         account.delete("orders")
         account.create("orders")
+        account.delete("dead")
+    store = SqliteStore(tmp_path / "data")
+    key = next(key for key in store.queues.by_key if key.name == "orders")
+    aliased = CreateQueue(queue=QueueKey(key.account, key.region, "A_1"), origin=TESTER, change={"alias": "dead"})
+    store.apply([aliased], Instant(store.mark + 1))
+    store.commit()
+    store.close()
     again = run("import", source, "--to", to)
     assert (again.code, "left alone: queue orders exists with another" in again.err) == (1, True)
+    assert "left alone: queue dead is another queue's alias" in again.err
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ from veilmq.client.messages import Message, Template
 from veilmq.client.queue import Account as Queues
 from veilmq.client.queue import Queue
 from veilmq.client.shared import split
-from veilmq.model.errors import QueueExists, VeilError
+from veilmq.model.errors import NAME_TAKEN, QueueExists, VeilError
 from veilmq.model.instant import SECOND_US
 from veilmq.model.settings.access import DEVELOPMENT_ACCOUNT, HOME_REGION_DEFAULT
 from veilmq.model.settings.queue import QueueKey
@@ -424,7 +424,9 @@ def _create(account: Queues, found: Sequence[Found], *, with_messages: bool) -> 
                     _send(queue, each, done)
         except QueueExists as error:
             done.wrong += 1
-            print(f"left alone: queue {printable(each.name)} exists with another {error.setting}", file=sys.stderr)
+            is_alias = error.setting == NAME_TAKEN
+            why = "is another queue's alias" if is_alias else f"exists with another {error.setting}"
+            print(f"left alone: queue {printable(each.name)} {why}", file=sys.stderr)
         except TransportError as error:
             advice = "A second run with --messages sends again what was sent." if done.sent else ""
             failure = Failure(Exit.ADDRESS, f"queue {each.name}: {error}", advice)
