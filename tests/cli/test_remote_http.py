@@ -16,9 +16,10 @@ from tests.support.ports import kept_ports
 
 from veilmq.cli import history
 from veilmq.cli.access import http
-from veilmq.cli.access.http import HttpAccess
+from veilmq.cli.access.http import _ANSWER_S, HttpAccess
 from veilmq.cli.failures import Exit, Failure, Unreachable
 from veilmq.model.settings.queue import QueueKey
+from veilmq.server.cluster.admin import HANDSHAKE_SECONDS, OWNER_SECONDS
 from veilmq.store.directory import read_holder
 from veilmq.testing.for_each import for_each
 
@@ -176,7 +177,9 @@ def test_a_server_that_hangs_is_told(serve: Serve, tmp_path: Path, monkeypatch: 
 def test_each_command_waits_as_long_as_it_may_take(
     ask: Callable[[HttpAccess], object], answer_s: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A check and a backup first ask whether the server lives."""
+    """A check and a backup first ask whether the server lives. All are longer than a server of a cluster looks for the
+    owner: else no command would say that there is none."""
+    assert _ANSWER_S > OWNER_SECONDS + HANDSHAKE_SECONDS
     monkeypatch.setattr(http, "_ANSWER_S", 0.1)
     monkeypatch.setattr(http, "_WORK_S", 0.4)
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -186,7 +189,7 @@ def test_each_command_waits_as_long_as_it_may_take(
 
 def test_no_connection_at_all_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
     """A queue of connections that is full drops what comes."""
-    monkeypatch.setattr(http, "_ANSWER_S", 0.2)
+    monkeypatch.setattr(http, "_CONNECT_S", 0.2)
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen(0)

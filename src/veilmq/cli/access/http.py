@@ -29,8 +29,11 @@ if TYPE_CHECKING:
     from veilmq.store.files import Writing
 
 
-_ANSWER_S: Final = 10.0
-"""Timeout of a connection, and of an answer beyond the wait that the command asks for."""
+_CONNECT_S: Final = 10.0
+"""Timeout of a connection."""
+_ANSWER_S: Final = 20.0
+"""Timeout of an answer beyond the wait that the command asks for: longer than a server of a cluster waits for an owner
+(`OWNER_SECONDS` and a handshake), so that it can say why there is none."""
 _WORK_S: Final = 100.0
 """Timeout of an answer that may need much work, and between the parts of a long one."""
 _LOOK_S: Final = 100.0
@@ -405,7 +408,7 @@ class HttpAccess:
         if kept is not None and select([kept], [], [], 0)[0]:
             connection.close()
         if connection.sock is None:
-            self._is_connected, connection.timeout = False, _ANSWER_S
+            self._is_connected, connection.timeout = False, _CONNECT_S
             try:
                 connection.connect()
             finally:  # a TLS handshake that does not end leaves the socket of the connection
@@ -440,7 +443,7 @@ class HttpAccess:
 
     def _silence(self, answer_s: float) -> Failure:
         if not self._is_connected:
-            return Unreachable(Exit.ADDRESS, f"{self._admin}: no connection within {_ANSWER_S:g} s", _ADVICE_AWAY)
+            return Unreachable(Exit.ADDRESS, f"{self._admin}: no connection within {_CONNECT_S:g} s", _ADVICE_AWAY)
         message = f"{self._admin}: the server took the connection but does not answer within {answer_s:g} s"
         return Unreachable(Exit.ADDRESS, message, self._undecided() if self._may_be_done else _ADVICE_SILENT)
 
@@ -480,12 +483,12 @@ def _connection(admin: str, *, announced: bool) -> http.client.HTTPConnection:
         raise ValueError(admin)
     host.encode("idna")  # as the look-up will
     if parts.scheme == "http":
-        return http.client.HTTPConnection(host, port, timeout=_ANSWER_S)
+        return http.client.HTTPConnection(host, port, timeout=_CONNECT_S)
     context = ssl.create_default_context()
     if announced:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
-    return http.client.HTTPSConnection(host, port, timeout=_ANSWER_S, context=context)
+    return http.client.HTTPSConnection(host, port, timeout=_CONNECT_S, context=context)
 
 
 def _quoted(text: str) -> str:
