@@ -161,7 +161,7 @@ class Session(psycopg.Connection[tuple[Any, ...]]):
             yield
         except psycopg.Error as error:
             if self.closed or error.diag.severity_nonlocalized in {"FATAL", "PANIC"}:
-                raise Uncertain(f"the connection to PostgreSQL was lost: {_text(error)}") from error
+                raise Uncertain(f"the connection to PostgreSQL was lost: {text_of(error)}") from error
             raise
         if self._closing:  # psycopg ends a transaction on a closed connection without a COMMIT and without an error
             raise Uncertain("the connection to PostgreSQL was closed meanwhile")
@@ -175,7 +175,7 @@ def unreachable(failed: str) -> Iterator[None]:
     try:
         yield
     except psycopg.Error as error:
-        raise Unreachable(f"{failed}: {error}") from error
+        raise Unreachable(f"{failed}: {text_of(error)}") from error
 
 
 class Connected:
@@ -357,7 +357,7 @@ class Postgres:
         except BaseException as error:
             session.close()
             if isinstance(error, psycopg.Error):
-                raise Unreachable(f"PostgreSQL does not answer: {_text(error)}") from error
+                raise Unreachable(f"PostgreSQL does not answer: {text_of(error)}") from error
             raise
         return session
 
@@ -381,7 +381,7 @@ def _hosts(given: dict[str, Any]) -> list[dict[str, str]]:
 
 def _refusal(error: psycopg.OperationalError) -> ClusterError:
     """Why no connection came about. libpq gives no code here, only text."""
-    text = _text(error)
+    text = text_of(error)
     if any(
         said in text
         for said in ("authentication failed", "no pg_hba.conf entry", "does not exist", "no password supplied")
@@ -394,5 +394,6 @@ def _refusal(error: psycopg.OperationalError) -> ClusterError:
     return Unreachable(f"PostgreSQL cannot be reached: {text}")
 
 
-def _text(error: psycopg.Error) -> str:
-    return " ".join(str(error).split())
+def text_of(error: psycopg.Error) -> str:
+    """What PostgreSQL or libpq says, in one line, and without the CONTEXT that PostgreSQL adds."""
+    return error.diag.message_primary or " ".join(str(error).split())

@@ -27,7 +27,7 @@ from uuid import UUID
 import msgspec
 import psycopg
 
-from veilmq.cluster.postgres import Connected, Postgres, Session, Uncertain, Unfit, Unreachable
+from veilmq.cluster.postgres import Connected, Postgres, Session, Uncertain, Unfit, Unreachable, text_of
 from veilmq.cluster.postgres.schema import SHARD, Formats, Shard, admit, look, refuse_moved
 from veilmq.model.instant import Instant
 from veilmq.store.log import NotOwner
@@ -264,7 +264,7 @@ class Candidate(Connected):
             raise StillOwned("an append of the owner is under way") from error
         except psycopg.Error as error:
             self.close()
-            raise Unreachable(f"PostgreSQL did not take the take-over: {error}") from error
+            raise Unreachable(f"PostgreSQL did not take the take-over: {text_of(error)}") from error
         except Uncertain:
             self.close()
             raise

@@ -18,7 +18,7 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import class_row
 
-from veilmq.cluster.postgres import Postgres, Session, Unfit, Unreachable
+from veilmq.cluster.postgres import Postgres, Session, Unfit, Unreachable, text_of
 from veilmq.model.instant import SECOND_US
 
 LAYOUT: Final = 1
@@ -170,7 +170,7 @@ def init(
                 f"{session.info.dbname!r} ({error.diag.message_primary})"
             ) from error
         except psycopg.OperationalError as error:
-            raise Unreachable(f"PostgreSQL did not create the tables: {error}") from error
+            raise Unreachable(f"PostgreSQL did not create the tables: {text_of(error)}") from error
         return look(session, incarnation=incarnation)
 
 

@@ -30,7 +30,7 @@ from psycopg.abc import PQGen
 from psycopg.types.numeric import Int8
 from psycopg.waiting import Ready, Wait
 
-from veilmq.cluster.postgres import ClusterError, Connected, Session, Uncertain, Unfit, Unreachable
+from veilmq.cluster.postgres import ClusterError, Connected, Session, Uncertain, Unfit, Unreachable, text_of
 from veilmq.cluster.postgres.log.reading import end_of_log, epoch_of
 from veilmq.cluster.postgres.ownership import Ownership, owned_by
 from veilmq.cluster.postgres.schema import SHARD, add_segment, look, segment_table
@@ -101,7 +101,7 @@ class PostgresLog(Connected):
         except BaseException as error:
             session.close()
             if isinstance(error, psycopg.Error):
-                raise Unreachable(f"PostgreSQL does not answer: {error}") from error
+                raise Unreachable(f"PostgreSQL does not answer: {text_of(error)}") from error
             raise
         self._session = session
         self._last = self.end
@@ -248,7 +248,7 @@ class PostgresLog(Connected):
         except psycopg.errors.UniqueViolation:
             return False
         except psycopg.Error as error:
-            raise NotAppended(f"PostgreSQL did not take record {lsn}: {error}") from error
+            raise NotAppended(f"PostgreSQL did not take record {lsn}: {text_of(error)}") from error
 
     def _explain(self, lsn: int) -> None:
         """Raise why PostgreSQL refused a record."""
