@@ -34,7 +34,9 @@ class TestRefused:
     def test_the_data_of_a_server_alone(self, servers: Servers, tmp_path: Path) -> None:
         (tmp_path / "one").mkdir()
         ServerProcess(tmp_path / "one").start().stop()
-        assert "holds the data of a server alone: give this server an empty" in refused(servers.begin("one"))
+        assert "bring the data into an empty cluster with `veilmq cluster import`, unless that was done" in refused(
+            servers.begin("one")
+        )
 
     def test_a_copy_is_not_served_alone(self, servers: Servers, tmp_path: Path) -> None:
         servers.start("one").stop()

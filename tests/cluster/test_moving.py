@@ -83,7 +83,7 @@ def test_nothing_is_lost_in_there_and_back(empty: Cluster, tmp_path: Path) -> No
     stage, handle = played(alone)
     stage.store.close()
     import_directory(empty.postgres(), alone, NOW)
-    with pytest.raises(NotOurs, match="a copy that a server of a cluster keeps"):
+    with pytest.raises(NotOurs, match="keeps: start it with --cluster; or it was imported into a cluster"):
         SqliteStore(alone, SMALL)
     # A server of the cluster owns it and deletes what was leased before.
     snapshots = Snapshots(empty.postgres(), empty.shard.incarnation)

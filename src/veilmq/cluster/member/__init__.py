@@ -304,8 +304,8 @@ class Member:
             if (self._directory / DATABASE).exists():
                 raise WrongCluster(
                     f"{self._directory} holds the data of a server alone: give this server an empty directory, "
-                    "and bring the data into an empty cluster with `veilmq cluster import`; or leave --cluster "
-                    "and VEILMQ_CLUSTER out, to serve it alone"
+                    "and bring the data into an empty cluster with `veilmq cluster import`, unless that was done; or "
+                    "leave --cluster and VEILMQ_CLUSTER out, to serve it alone"
                 )
             self._kept = Membership(shard.incarnation, uuid4(), 0, 0)
         self.keep_seen()

@@ -53,7 +53,10 @@ def shipping_of(connection: apsw.Connection, log: Log | None, archive: Archive |
     found = position(connection)
     if found is not None and found.epoch < EPOCH_MIN:
         directory = Path(connection.filename).parent
-        raise NotOurs(f"{directory} is a copy that a server of a cluster keeps: start it with --cluster")
+        raise NotOurs(
+            f"{directory} is a copy that a server of a cluster keeps: start it with --cluster; or it was imported into "
+            "a cluster, whose servers begin with empty directories"
+        )
     if archive is not None:
         return Archiving(connection, archive, found)
     if found is not None:  # its archive will lack what is written from here on
