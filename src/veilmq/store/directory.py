@@ -85,8 +85,6 @@ class DatabaseFailed(Exception):
     """The database cannot be read, or the copy cannot be written."""
 
 
-UNREAD: Final = "not checked: the file is damaged"
-"""`Report.books` of a database whose tables could not be read, or not to the end: nothing of it was counted."""
 PROBLEMS_MAX: Final = 1_000
 """At most this many problems are listed; the rest are only counted."""
 
@@ -113,7 +111,7 @@ class Report(msgspec.Struct):
     history_first_offset: int = 0
     page_checksums: bool = False
     """Whether the pages of the database have checksums, so that no flipped bit goes unnoticed."""
-    books: str = UNREAD
+    books: str = "not checked: the file is damaged"
     """`balanced`, `not balanced`, or why they could not be checked."""
     problems: list[Problem] = []
     problems_count: int = 0

@@ -25,7 +25,6 @@ from veilmq.model.instant import SECOND_US
 from veilmq.store.directory import (
     DATABASE,
     REDO,
-    UNREAD,
     DatabaseFailed,
     DestinationTaken,
     DirectoryHeld,
@@ -43,6 +42,8 @@ if TYPE_CHECKING:
 
 _HEAD: Final = b"SQLite format 3\0"
 """The file's first bytes (SQLite Database File Format, 1.3)."""
+_UNREAD: Final = Report().books
+"""Of a database whose tables could not be read, or not to the end: nothing of it was counted."""
 REPAIR: Final = "veilmq check --repair NEW_DIRECTORY --backup NEWEST_BACKUP"
 _RESTORE: Final = f"See what can be had: {REPAIR}"
 _FREE: Final = f"Free space if the disk is full; else see what can be had: {REPAIR}"
@@ -144,7 +145,7 @@ def _shown(report: Report) -> str:
         f"{report.events} events from offset {report.history_first_offset} on"
     )
     lines = [
-        counted if report.books != UNREAD else "what is in it could not be counted",
+        counted if report.books != _UNREAD else "what is in it could not be counted",
         f"sent = live + deleted + expired + purged + set apart + moved: {report.books}",
     ]
     if not report.page_checksums:
