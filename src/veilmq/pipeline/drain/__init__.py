@@ -93,8 +93,7 @@ class Drained(msgspec.Struct, frozen=True):
     """The result of a drain."""
 
     messages: int
-    """Rows passed to the sink by this call; a batch repeated after a crash counts twice, and so does one whose function
-    reads the frame twice."""
+    """Rows passed to the sink by this call; a batch counts twice if a crash or the function has it read twice."""
     batches: int
     bad_records: int
     """Messages the query could not decode since it first started."""
