@@ -1,6 +1,7 @@
 """Backups of a store in use, and what `check` finds in good and in damaged directories."""
 
 import json
+import re
 from hashlib import md5
 from pathlib import Path
 from shutil import copytree
@@ -188,6 +189,12 @@ def test_damage_is_found(used: Used, kind: str, statement: str, told: str) -> No
 def test_a_damaged_page_is_found(used: Used, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     used.store.close()
     connection = connect(used.database)
+    (name,) = connection.execute("SELECT name FROM queue LIMIT 1").fetchone()
+    connection.execute("UPDATE queue SET name = CAST(x'ff' AS TEXT) WHERE name = ?", (name,))
+    assert check(used.path, as_json=False) is Exit.WRONG
+    told = capsys.readouterr().out
+    assert re.match(r"[1-9]\d* queues, [1-9]\d* messages .*\n.*moved: not checked: the file is damaged\n", told), told
+    connection.execute("UPDATE queue SET name = ? WHERE name = CAST(x'ff' AS TEXT)", (name,))
     root = connection.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'message_line'").get
     page_bytes = connection.pragma("page_size")
     connection.pragma("journal_mode", "DELETE")

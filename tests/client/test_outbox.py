@@ -379,6 +379,12 @@ def test_rows_that_cannot_be_sent_hold_up_no_others(place: Place) -> None:
     assert relay.failures() == []
     places["tune"] = 2
     assert relay.run_once() == 13
+    place.bodies()
+    del places["tune"]
+    place.add(*[Message("t", type="tune") for _ in range(12)], Message("x" * (1 << 21)), "behind them")
+    with pytest.raises(KeyError, match="tune"):
+        relay.run_once()
+    assert (place.bodies(), len(relay.failures())) == (["behind them"], 1)
 
 
 def test_a_route_that_is_away_slows_no_other(place: Place) -> None:

@@ -141,7 +141,7 @@ def test_postgresql_s_primary_is_lost(machines: Machines, postgres_programs: Pro
     machines.pair.primary.kill()
     begun = perf_counter()
     assert not sends(client)
-    assert perf_counter() - begun < 10  # its machine refuses connections: no call waits for half a minute
+    assert perf_counter() - begun < 10  # its machine refuses connections, and nothing was being written
     new = Server(postgres_programs, "c900")
     machines.by_hand = {
         'db1$ pg_basebackup -d "host=db2 application_name=db1" -D $PGDATA -R -X stream -c fast': lambda: renamed(

@@ -11,14 +11,15 @@ from tests.support.contract.stage import TESTER, Stage, sending
 from tests.support.small_disk import fill_up, small_disk
 from tests.support.sqlite import SMALL, SqliteFactory
 
+from veilmq.cli.directory import backup
+from veilmq.cli.failures import Failure
 from veilmq.model.commands import AnyCommand, Delete, Receive
 from veilmq.model.errors import DiskLow, StoreFailed
 from veilmq.model.instant import SECOND_US
 from veilmq.model.outcomes import Deleted, Outcome, Received, Sent
 from veilmq.store import MIB
-from veilmq.store.directory import DatabaseFailed, DatabaseUnusable
+from veilmq.store.directory import DatabaseUnusable
 from veilmq.store.sqlite.store import SqliteStore
-from veilmq.store.sqlite.tools.backup import backup_directory
 
 
 @pytest.fixture
@@ -108,7 +109,7 @@ if os.geteuid() == 0:
         used = Stage(SqliteFactory(tmp_path / "used", SMALL))
         used.send(used.create(), "x" * 100_000)
         refused = begun = failed = copied = 0
-        said: set[str] = set()
+        said: dict[str, str] = {}
         left: list[bool] = []
         for free_bytes in range(0, 640 * 1024, 8 * 1024):
             fill_up(small / "ballast")
@@ -120,14 +121,16 @@ if os.geteuid() == 0:
                 refused += 1
             shutil.rmtree(small / "data", ignore_errors=True)
             try:
-                backup_directory(used.store.directory.database, small / "copy")  # type: ignore[attr-defined]
+                backup(tmp_path / "used", small / "copy", as_json=False)
                 copied += 1
-            except (DatabaseFailed, OSError) as error:
+            except Failure as error:
                 failed += 1
-                said.add(str(error))
+                said[str(error)] = error.advice
             left.append((small / "copy").exists())
             shutil.rmtree(small / "copy", ignore_errors=True)
         used.store.close()
         assert min(refused, begun, failed, copied) > 3
         assert left.count(True) == copied
-        assert "not an error" not in said
+        assert not any("not an error" in each for each in said)
+        advised = said["the copy failed and was removed: no space is left"]
+        assert advised == "Is there space at the destination, and where the data is?"

@@ -21,7 +21,7 @@ import psycopg
 from psycopg.types.numeric import Int8
 
 from veilmq.cluster.member.copy import Copy
-from veilmq.cluster.postgres import ClusterError, Postgres, Session, Uncertain, Unfit
+from veilmq.cluster.postgres import ClusterError, Postgres, Session, Uncertain, Unfit, text_of
 from veilmq.cluster.postgres.log import insertion
 from veilmq.cluster.postgres.log.reading import LogDiverged, LogReader, LogTrimmed, end_of_log
 from veilmq.cluster.postgres.ownership import Candidate, Ownership, Server, StillOwned, raise_epoch
@@ -209,4 +209,4 @@ def _reading() -> Iterator[None]:
     except (LogTrimmed, LogDiverged) as error:
         raise RecordsEnd(str(error)) from error
     except (ClusterError, psycopg.Error) as error:
-        raise SourceUnusable(str(error)) from error
+        raise SourceUnusable(text_of(error)) from error

@@ -35,7 +35,7 @@ from veilmq.store.directory import (
 )
 from veilmq.store.sqlite.disk import MISMATCH
 from veilmq.store.sqlite.tools import check as check_database
-from veilmq.store.sqlite.tools.backup import backup_directory, receive_directory
+from veilmq.store.sqlite.tools.backup import NO_SPACE, backup_directory, receive_directory
 
 if TYPE_CHECKING:
     from veilmq.store.sqlite.repair import MissingMessage, QueueContent, Repair
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _HEAD: Final = b"SQLite format 3\0"
 """The file's first bytes (SQLite Database File Format, 1.3)."""
 _UNREAD: Final = Report().books
-"""Of a database whose tables could not be read, or not to the end: nothing of it was counted."""
+"""Of a database whose tables could not be read to the end."""
 REPAIR: Final = "veilmq check --repair NEW_DIRECTORY --backup NEWEST_BACKUP"
 _RESTORE: Final = f"See what can be had: {REPAIR}"
 _FREE: Final = f"Free space if the disk is full; else see what can be had: {REPAIR}"
@@ -72,7 +72,7 @@ def backup(data: Path, destination: Path, *, as_json: bool, access: HttpAccess |
         advice = _closed(data) if access is None else ""
         if isinstance(error, PermissionError):
             asked = "Name a directory that belongs to this user, or one that is not there yet."
-        elif isinstance(error, DatabaseFailed):
+        elif isinstance(error, DatabaseFailed) and str(error) != NO_SPACE:
             asked = _RESTORE if str(error) == MISMATCH else _FREE
         else:
             asked = "Is there space at the destination, and where the data is?"
@@ -145,7 +145,7 @@ def _shown(report: Report) -> str:
         f"{report.events} events from offset {report.history_first_offset} on"
     )
     lines = [
-        counted if report.books != _UNREAD else "what is in it could not be counted",
+        counted if report.books != _UNREAD or report.queues else "what is in it could not be counted",
         f"sent = live + deleted + expired + purged + set apart + moved: {report.books}",
     ]
     if not report.page_checksums:

@@ -382,16 +382,9 @@ class Relay(Closing, Anew):
         except VeilError as error:
             return [error] * len(messages)
         except Exception as error:  # noqa: BLE001 the application's own code in a pattern: a rule for routes, a keyring
-            return [error] if len(messages) == 1 else self._singly(messages)
-
-    def _singly(self, messages: Sequence[Message]) -> list[Sent | Exception]:
-        """Send one by one, until nothing could be sent of so many that the others need not be tried."""
-        results: list[Sent | Exception] = []
-        for message in messages:
-            results += self._sent([message])
-            if len(results) == _TROUBLE_MAX and not any(isinstance(result, Sent) for result in results):
-                return results + results[-1:] * (len(messages) - len(results))
-        return results
+            if len(messages) == 1 or self._closing:
+                return [error] * len(messages)
+            return [result for message in messages for result in self._sent([message])]
 
     def _marked(self, row: _Row, message: Message) -> Message:
         """The message with its id, where the queue can carry it and the message has room for it."""

@@ -394,6 +394,7 @@ def _refusal(error: psycopg.OperationalError) -> ClusterError:
     return Unreachable(f"PostgreSQL cannot be reached: {text}")
 
 
-def text_of(error: psycopg.Error) -> str:
-    """What PostgreSQL or libpq says, in one line, and without the CONTEXT that PostgreSQL adds."""
-    return error.diag.message_primary or " ".join(str(error).split())
+def text_of(error: Exception) -> str:
+    """What an error says, in one line; one of PostgreSQL without the DETAIL, HINT and CONTEXT that follow."""
+    said = error.diag.message_primary if isinstance(error, psycopg.Error) else None
+    return said or " ".join(str(error).split())

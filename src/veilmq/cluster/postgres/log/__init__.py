@@ -262,7 +262,7 @@ class PostgresLog(Connected):
             self._check_tail(session, lsn)
         except (psycopg.Error, Unfit) as error:
             super().close()
-            raise NotAppended(f"PostgreSQL refused record {lsn}, and does not say why: {error}") from error
+            raise NotAppended(f"PostgreSQL refused record {lsn}, and does not say why: {text_of(error)}") from error
         raise NotAppended(f"PostgreSQL refused record {lsn}")
 
     def _check_tail(self, session: Session, lsn: int) -> None:
@@ -286,11 +286,11 @@ class PostgresLog(Connected):
                 self._find(lsn, epoch)
                 return
             except (Unreachable, Unfit, psycopg.Error) as error:
-                if str(error) != said:
-                    said = str(error)
+                if text_of(error) != said:
+                    said = text_of(error)
                     log.warning("record %d: still unknown: %s", lsn, said)
                 if perf_counter() >= end or self._closing.wait(PAUSE_SECONDS):
-                    self._ended = AppendUnknown(f"it cannot be known whether record {lsn} is in the log: {error}")
+                    self._ended = AppendUnknown(f"it cannot be known whether record {lsn} is in the log: {said}")
                     self._ownership.lose(NotOwner(str(self._ended)))
                     raise self._ended from error
 

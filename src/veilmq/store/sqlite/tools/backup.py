@@ -30,6 +30,8 @@ from veilmq.store.sqlite.tools import check
 _PAGES_STEP: Final = 1_024
 OWN: Final = ("console_session", "log_position", "shared")
 """Tables of the original alone: who is signed in there, and what is its cluster's."""
+NO_SPACE: Final = "no space is left"
+"""Text of a DatabaseFailed: there is none for the copy."""
 
 Progress = Callable[[int, int], None]
 """Called with the work done and the total."""
@@ -76,7 +78,7 @@ def backup(
             raise DatabaseFailed(str(error)) from error
         if isinstance(error, apsw.Error):
             # SQLite's message would be about the source database, which is fine.
-            why = "no space is left" if isinstance(error, apsw.FullError) else reason_of(error)
+            why = NO_SPACE if isinstance(error, apsw.FullError) else reason_of(error)
             raise DatabaseFailed(why) from error
         raise
     sync_directory(copy.parent)
