@@ -5,7 +5,6 @@ import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from time import perf_counter
 
 import pytest
 from botocore.exceptions import ClientError
@@ -139,9 +138,6 @@ def test_postgresql_s_primary_is_lost(machines: Machines, postgres_programs: Pro
     client = machines.start()
     client.send("before")
     machines.pair.primary.kill()
-    begun = perf_counter()
-    assert not sends(client)
-    assert perf_counter() - begun < 10  # its machine refuses connections, and nothing was being written
     new = Server(postgres_programs, "c900")
     machines.by_hand = {
         'db1$ pg_basebackup -d "host=db2 application_name=db1" -D $PGDATA -R -X stream -c fast': lambda: renamed(
