@@ -237,9 +237,8 @@ def holder_access(target: Target, environment: Mapping[str, str]) -> Iterator["H
     if admin is None:
         yield None
         return
-    access = HttpAccess(
-        admin, _token(target, environment, home, is_own=target.admin is None), announced=target.admin is None
-    )
+    announced = target.admin is None
+    access = HttpAccess(admin, _token(target, environment, home, is_own=announced), announced=announced)
     try:
         yield access
     finally:

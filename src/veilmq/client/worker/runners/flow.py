@@ -316,7 +316,7 @@ class Flow:
 
     def close(self) -> None:
         """Stop taking, watching and settling."""
-        self._closed = True  # a handler that ends later is settled without the pool
+        self._closed = True  # from now on `finish` settles without the pool, which ends
         self.alarm.close()
         if self._pool is not None:
             self._pool.shutdown()

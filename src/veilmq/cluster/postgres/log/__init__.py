@@ -286,8 +286,8 @@ class PostgresLog(Connected):
                 self._find(lsn, epoch)
                 return
             except (Unreachable, Unfit, psycopg.Error) as error:
-                if text_of(error) != said:
-                    said = text_of(error)
+                if (told := text_of(error)) != said:
+                    said = told
                     log.warning("record %d: still unknown: %s", lsn, said)
                 if perf_counter() >= end or self._closing.wait(PAUSE_SECONDS):
                     self._ended = AppendUnknown(f"it cannot be known whether record {lsn} is in the log: {said}")
