@@ -42,7 +42,8 @@ NOT_RUN = {
 REFUSED = {
     "quarantine drop": "this cannot be undone",
     "jobs cancel": "only a running job can be cancelled",
-    "moves cancel": "no move task is under way",
+    # The second is said of a task that ended between the list and the request.
+    "moves cancel": "no move task is under way|only a running task can be cancelled",
 }
 """What is said, but for a reader who says yes, or whose job or move still runs."""
 
@@ -139,7 +140,9 @@ def test_commands_for_one_server_run_in_order(
                 shown["HANDLE"] = found[1]
             if found := re.match(r"job (\S+) is", ended.out):
                 shown["JOB_ID"] = found[1]
-            if ended.code and not any(begins(line, row) and said in ended.err for row, said in REFUSED.items()):
+            if ended.code and not any(
+                begins(line, row) and re.search(said, ended.err) for row, said in REFUSED.items()
+            ):
                 wrong.append((page, line, ended))
             ran += 1
     assert wrong == []
