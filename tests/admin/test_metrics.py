@@ -9,7 +9,7 @@ from tests.admin.server import TOKEN
 
 from veilmq.admin import metrics
 from veilmq.model.commands import SERVER, CreateQueue, StartMove, Sweep
-from veilmq.model.errors import StoreUnknown
+from veilmq.model.errors import DiskLow, StoreFailed, StoreUnknown
 from veilmq.model.moves import MoveStatus
 from veilmq.model.settings.queue import QueueKey
 from veilmq.model.settings.topic import SETTINGS_QUEUES
@@ -183,17 +183,24 @@ def test_a_damaged_page_is_a_warning(http: httpx.Client, server: Any) -> None:
     assert http.get("/health/ready").json()["warnings"] == {}
 
 
-def test_a_full_disk_is_a_reason(running: Any, tmp_path: Path) -> None:
+def test_a_full_disk_and_a_file_that_is_gone_are_reasons(running: Any, tmp_path: Path) -> None:
     def low(server: Any) -> None:
-        server.store._writer.disk_low = 5
+        server.store._writer.refusal = DiskLow(free_bytes=5)
 
     with running(tmp_path / "data", prepare=low) as server:
         server.store._look_at_disk = lambda now: None
-        server.store._writer.disk_low = 5
+        server.store._writer.refusal = DiskLow(free_bytes=5)
         answer = httpx.get(server.url + "/health/ready")
         assert (answer.status_code, list(answer.json()["reasons"])) == (503, ["disk"])
         needed = server.store.directory.needed_bytes()
         assert f"refused until {needed} are" in answer.json()["reasons"]["disk"]
+
+        server.store._writer.refusal = StoreFailed(reason="veilmq.db was deleted")
+        answer, metrics = httpx.get(server.url + "/health/ready"), httpx.get(server.url + "/metrics").text
+        assert answer.status_code == 503
+        assert answer.json()["reasons"] == {"database": "veilmq.db was deleted: sends and creates are refused"}
+        assert "veilmq_database_gone 1.0" in metrics
+        assert "veilmq_disk_low 0.0" in metrics
 
 
 def test_move_tasks_are_counted(http: httpx.Client, server: Any) -> None:

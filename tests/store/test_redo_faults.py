@@ -66,7 +66,7 @@ def test_the_log_leaves_room_and_comes_when_there_is_some(tmp_path: Path, monkey
     stage.send(queue)
     assert unapplied(stage) == 0
     assert not store_of(stage).directory.redo.exists()
-    store_of(stage)._writer.disk_low = 0
+    store_of(stage)._writer.refusal = DiskLow(free_bytes=0)
     free = SMALL.redo_bytes
     stage.later(2 * SECOND_US)
     stage.send(queue)
@@ -80,7 +80,7 @@ def test_on_a_low_disk_every_batch_is_a_transaction(stage: Stage) -> None:
     queue = started(stage)
     handle = stage.send(queue) and stage.take(queue).handle
     store_of(stage).apply_log()
-    store_of(stage)._writer.disk_low = 0
+    store_of(stage)._writer.refusal = DiskLow(free_bytes=0)
     expect(stage.delete(queue, handle), Deleted)
     assert unapplied(stage) == 0
 

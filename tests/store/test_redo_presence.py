@@ -16,6 +16,7 @@ from veilmq.store.sqlite import batch
 from veilmq.store.sqlite.disk import redo
 from veilmq.store.sqlite.store import SqliteStore
 from veilmq.store.sqlite.tools import check
+from veilmq.testing.for_each import for_each
 
 
 class Killed(BaseException):
@@ -29,16 +30,16 @@ def raising(error: BaseException) -> Any:
     return strike
 
 
-@pytest.mark.parametrize("step", ["open_file", "note_size"])
+@for_each("step", ["open_file", "note_size"])
 def test_a_first_start_that_ends_amid_it_needs_no_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(redo, step, raising(Killed()))
         with pytest.raises(Killed):
-            SqliteStore(tmp_path / "data", SMALL)
-    (tmp_path / "data" / "redo").unlink(missing_ok=True)
-    SqliteStore(tmp_path / "data", SMALL).close()
+            SqliteStore(tmp_path / step, SMALL)
+    (tmp_path / step / "redo").unlink(missing_ok=True)
+    SqliteStore(tmp_path / step, SMALL).close()
 
 
 @pytest.mark.parametrize("error", [full(), apsw.BusyError("locked")], ids=repr)

@@ -9,6 +9,7 @@ from tests.support.contract.stage import Stage, expect, sending
 from tests.support.sqlite import SMALL, SqliteFactory, store_of
 
 from veilmq.model.commands import Sweep
+from veilmq.model.errors import DiskLow
 from veilmq.model.events import HistoryTrimmed
 from veilmq.model.outcomes import Swept
 from veilmq.model.settings.queue import QueueKey
@@ -75,7 +76,7 @@ def test_on_a_low_disk_the_bounds_come_first(tmp_path: Path) -> None:
     stage.sweep_snapshot()
     message = stage.take(queue, lease_us=1_000_000)
     assert stage.sweep_once(1)
-    store_of(stage)._writer.disk_low = 1  # the clock stands still: nobody looks at the disk again
+    store_of(stage)._writer.refusal = DiskLow(free_bytes=1)  # the clock stands still: nobody looks at the disk again
     for _ in range(100):
         stage.extend(queue, message.handle, 1_000_000)
     swept = [stage.sweep_once() for _ in range(5)]
@@ -84,7 +85,7 @@ def test_on_a_low_disk_the_bounds_come_first(tmp_path: Path) -> None:
         assert snapshots.newest(connection) is None
         (size,) = connection.execute("SELECT sum(length(events)) FROM history").fetchone()
     assert size < 3_000
-    store_of(stage)._writer.disk_low = None
+    store_of(stage)._writer.refusal = None
     stage.sweep_snapshot(steps_max=8)
     instant = stage.now
     assert replay(left(stage)).at(instant) == stage.state().at(instant)

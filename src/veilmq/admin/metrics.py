@@ -21,6 +21,7 @@ from starlette.responses import Response
 from veilmq.admin.answers import caller_of
 from veilmq.admin.history import oldest_ages_us
 from veilmq.admin.service import Service
+from veilmq.model.errors import DiskLow, StoreFailed
 from veilmq.model.events import Kind
 from veilmq.model.instant import SECOND_US
 from veilmq.model.moves import MoveStatus
@@ -286,9 +287,10 @@ class Metrics:
             yield GaugeMetricFamily("veilmq_archive_lag_seconds", text, archive.lag_s)
             yield CounterMetricFamily("veilmq_archive_bytes", "Bytes archived.", archive.uploaded_bytes)
         yield GaugeMetricFamily("veilmq_disk_free_bytes", "Free space for the data.", reader.directory.free_bytes())
-        yield GaugeMetricFamily(
-            "veilmq_disk_low", "1 while sends and creates are refused for want of space.", float(reader.disk_low)
-        )
+        low = float(isinstance(reader.refusal, DiskLow))
+        yield GaugeMetricFamily("veilmq_disk_low", "1 while sends and creates are refused for want of space.", low)
+        gone = float(isinstance(reader.refusal, StoreFailed))
+        yield GaugeMetricFamily("veilmq_database_gone", "1 while a file of the database is not in its place.", gone)
         yield GaugeMetricFamily(
             "veilmq_pages_damaged",
             "1 since a page of the database did not match its checksum.",

@@ -83,8 +83,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     cache_bytes: int = 64 * MIB
     """Size of the writer's SQLite page cache."""
     migrates: bool = True
-    """Whether a file of an older schema is migrated. Otherwise it is refused and left unchanged: after a migration its
-    own release could no longer open it."""
+    """Whether a file of an older schema is migrated, after which its own release cannot open it, or refused."""
     schema: int | None = None
     """Version of the tables that a new file gets, where a log says which; an older file keeps its own until the log
     has a record of newer ones. None: the newest, to which an older file is migrated."""

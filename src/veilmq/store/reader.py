@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import AbstractContextManager
 from typing import IO, Any, Final, NamedTuple, Protocol
 
+from veilmq.model.errors import DiskLow, StoreFailed
 from veilmq.model.events import Event, EventRecord, HeldMessage
 from veilmq.model.instant import Instant
 from veilmq.model.messages import Extras
@@ -413,8 +414,8 @@ class Reader(Protocol):
         ...
 
     @property
-    def disk_low(self) -> bool:
-        """Whether sends and creates are refused because disk space is low."""
+    def refusal(self) -> DiskLow | StoreFailed | None:
+        """Why sends and creates are refused: no space, or a file of the database is gone. None: they are not."""
         ...
 
     @property

@@ -37,7 +37,7 @@ from veilmq.admin.history.feed import CopiedHistory, Feed
 from veilmq.admin.metrics import Metrics
 from veilmq.admin.service import Keys, Service
 from veilmq.admin.timeouts.kept import Timeouts
-from veilmq.model.errors import ParameterInvalid, StoreFailed, VeilError
+from veilmq.model.errors import DiskLow, ParameterInvalid, StoreFailed, VeilError
 from veilmq.model.events import HistoryTrimmed
 from veilmq.model.instant import DAY_US, SECOND_US
 from veilmq.model.settings.access import Action, Share
@@ -171,10 +171,11 @@ def _reasons(service: Service) -> dict[str, str]:
     broken = service.shell.broken
     if broken is not None:
         return {"store": str(broken)}
-    if service.reader.disk_low:
+    refusal = service.reader.refusal
+    if isinstance(refusal, DiskLow):
         free_bytes, needed_bytes = service.reader.directory.free_bytes(), service.reader.directory.needed_bytes()
         return {"disk": f"{free_bytes} bytes are free: sends and creates are refused until {needed_bytes} are"}
-    return {}
+    return {} if refusal is None else {"database": f"{refusal.reason}: sends and creates are refused"}
 
 
 def of_one_copy(settings: Settings) -> dict[str, str]:

@@ -105,8 +105,8 @@ class Copies:
         """Queues and messages as they are at one offset, as JSON lines."""
         scope = scope_of(request)
         reader = self._service.reader
-        if reader.disk_low:
-            raise DiskLow(free_bytes=reader.directory.free_bytes())
+        if (refusal := reader.refusal) is not None:
+            raise refusal
         copy = await self.make(partial(self._snapshot_file, scope))
         return stream(copy.parts(), JSON_LINES)
 
@@ -117,8 +117,8 @@ class Copies:
             with reader.look() as view:
                 lines, synced = snapshot_lines(view, scope), SyncedInPieces(file)
                 while some := list(islice(lines, _LINES_A_LOOK)):
-                    if reader.disk_low:
-                        raise DiskLow(free_bytes=reader.directory.free_bytes())
+                    if (refusal := reader.refusal) is not None:
+                        raise refusal
                     synced.write(b"".join(some))
             file.seek(0)
             opened.pop_all()

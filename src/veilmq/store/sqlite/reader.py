@@ -4,9 +4,11 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from pathlib import Path
 from typing import IO, Final
 
+from veilmq.model.errors import DiskLow, StoreFailed
 from veilmq.model.instant import Instant
 from veilmq.model.settings.queue import QueueKey
 from veilmq.model.settings.topic import Topics
@@ -66,9 +68,9 @@ class SqliteReader:
         return self._writer.topics
 
     @property
-    def disk_low(self) -> bool:
-        """See `Reader.disk_low`."""
-        return self._writer.disk_low is not None
+    def refusal(self) -> DiskLow | StoreFailed | None:
+        """See `Reader.refusal`."""
+        return copy(self._writer.refusal)
 
     @property
     def pages_damaged(self) -> bool:

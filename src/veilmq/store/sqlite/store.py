@@ -48,6 +48,7 @@ from veilmq.store.sqlite.loading import load, open_mending
 from veilmq.store.sqlite.messages import flush, groups
 from veilmq.store.sqlite.reader import SqliteReader
 from veilmq.store.sqlite.reading import peeks
+from veilmq.store.sqlite.space import Space
 from veilmq.store.sqlite.upkeep.trimming import Origins, ReadPins
 
 CRASH_POINTS: Final = (
@@ -119,8 +120,9 @@ class SqliteStore:
             (self._writer, self._snapshots, self._rolling), freed_now = self._with_reserve(
                 lambda: load(connection, self.directory, self.options, shipping), apsw.FullError
             )
+            self._space = Space(self.directory, self._writer, has_log=self._log is not None)
             if freed or freed_now:
-                self._free_reserve(freed=True)
+                self._space.free_reserve(freed=True)
             self._apply_log()
             self._writer.redo.open(self.directory.free_bytes() - self.directory.floor_bytes(), connection)
             if self._log is None:
@@ -175,7 +177,7 @@ class SqliteStore:
     @property
     def disk_low(self) -> bool:
         """Whether sends and creates are refused because disk space is low."""
-        return self._writer.disk_low is not None
+        return self._space.is_low
 
     def apply(self, commands: Sequence[AnyCommand], now: Instant) -> Applied:
         """See `Store.apply`."""
@@ -407,7 +409,7 @@ class SqliteStore:
         except apsw.FullError as error:
             logger.warning("unflushed messages stay in their journal: %s", error)
             writer.rollback()
-            self._free_reserve()
+            self._space.free_reserve()
 
     def _applied(self, outcomes: list[Outcome], wrote: bool) -> Applied:
         writer = self._writer
@@ -454,7 +456,7 @@ class SqliteStore:
             self._broken = str(error)
             raise StoreUnknown(reason=self._broken) from error
         if isinstance(error, apsw.FullError):
-            self._free_reserve()
+            self._space.free_reserve()
 
     def _keep_confirmed(self) -> None:
         """The store ends: its file gets what only the log has, which may be lost, too."""
@@ -464,37 +466,15 @@ class SqliteStore:
     def _sweep(self, writer: Writer, command: Sweep) -> Outcome:
         return upkeep.sweep(writer, command, self.options, self._snapshots, self.pins, self._origins, self._rolling)
 
-    def _free_reserve(self, *, freed: bool = False) -> None:
-        """The disk is full: free the reserve, unless it is `freed` already, and refuse sends and creates until there is
-        room for it again."""
-        freed = self.directory.give_up_reserve() or freed
-        if freed or not self.disk_low:
-            refused = f"sends and creates are refused until {self.directory.needed_bytes()} bytes are free"
-            logger.error("disk full: %s; %s", refused, "the reserve was freed" if freed else "there is no reserve")
-        self._writer.disk_low = self.directory.free_bytes()
-
     def _look_at_disk(self, now: Instant) -> None:
         if now - self._disk_looked < _DISK_LOOK_US:
             return
         self._disk_looked = now
         self._writer.last_commit.sync()
         try:
-            self._check_space()
+            self._space.look()
+            if self.disk_low:
+                self._checkpoint(self.checkpointer.give_back)
         except (OSError, apsw.Error) as error:
             self._broken = f"the data directory cannot be looked at: {error}"
             raise StoreUnknown(reason=self._broken) from error
-
-    def _check_space(self) -> None:
-        free, floor = self.directory.free_bytes(), self.directory.floor_bytes()
-        was_low = self._writer.disk_low is not None
-        self._writer.disk_low = free if free < floor else None
-        if self._writer.disk_low is None and not self.directory.take_reserve():
-            self._writer.disk_low = free if was_low else None
-        if was_low != (self._writer.disk_low is not None):
-            logger.warning("disk %s: %d bytes free, floor %d", "has space again" if was_low else "low", free, floor)
-        if self._writer.disk_low is not None:
-            self._checkpoint(self.checkpointer.give_back)
-        elif was_low and self._log is None:
-            self._writer.redo.open(free - floor, self._writer.connection)
-        elif self._writer.redo.is_gone():
-            self._writer.renew_redo(free - floor)

@@ -18,7 +18,7 @@ import apsw
 import msgspec
 
 from veilmq.model.commands import Origin
-from veilmq.model.errors import StoreUnknown
+from veilmq.model.errors import DiskLow, StoreFailed, StoreUnknown
 from veilmq.model.events import SCHEMA_VERSION, Event
 from veilmq.model.instant import Instant
 from veilmq.model.message_type import MessageTypes
@@ -95,8 +95,8 @@ class Writer:
         self.now = Instant(mark.clock)
         self.types = MessageTypes()
         self.queues_per_account_max = self.topics_per_account_max = self.subscriptions_per_account_max = 1 << 53
-        self.disk_low: int | None = None
-        """Free bytes if below the floor, else None."""
+        self.refusal: DiskLow | StoreFailed | None = None
+        """Why sends and creates are refused (space.py): answer with copies. None: they are not."""
         self.events: list[Event] = []
         self.set_apart = SetApart()
         self.gives_up: Callable[[str], bool] | None = None
@@ -197,7 +197,7 @@ class Writer:
 
     def _goes_into_log(self, row: Row, messages: list[MessageRow]) -> bool:
         """Whether the open batch needs no transaction of its own."""
-        if self.disk_low is not None:
+        if self.refusal is not None:
             return False  # if the database may have no room for it, refuse it at once
         mark, log = self.mark, self._log
         if log is None:

@@ -13,6 +13,7 @@ ended ones from the front. The sends of a batch are looked up at once, and also 
 """
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from functools import lru_cache
 from hashlib import blake2b, sha256
 from typing import Any, Final, NamedTuple, TypeVar
@@ -22,7 +23,7 @@ import msgspec
 
 from veilmq.accelerator import shortcut
 from veilmq.model.commands import Extend, Origin, Send
-from veilmq.model.errors import DiskLow, MessageTooLarge, ParameterInvalid, QueueMissing
+from veilmq.model.errors import MessageTooLarge, ParameterInvalid, QueueMissing
 from veilmq.model.events import Event, Kind
 from veilmq.model.instant import MINUTE_US, Instant, after
 from veilmq.model.messages import NO_EXTRAS, decode_xml_body, marked_id
@@ -236,8 +237,8 @@ def send_all(writer: Writer, commands: Sequence[Send]) -> list[Outcome]:
         settings = queue.settings
         if command.size_bytes > settings.message_bytes_max:
             outcomes.append(MessageTooLarge(size_bytes=command.size_bytes, limit_bytes=settings.message_bytes_max))
-        elif writer.disk_low is not None:
-            outcomes.append(DiskLow(free_bytes=writer.disk_low))
+        elif writer.refusal is not None:
+            outcomes.append(copy(writer.refusal))
         elif command.must_appear and _dies_hidden(settings, command):
             outcomes.append(ParameterInvalid(parameter="ttl_us", reason=DEAD_REASON))
         elif settings.fifo:
@@ -302,7 +303,7 @@ class _Appending:
         writer, opening = self._writer, commands[0]
         sender = opening.origin
         queue = writer.queue(opening.queue)
-        if queue is None or queue.groups is not None or writer.disk_low is not None or writer.types.reads_bodies:
+        if queue is None or queue.groups is not None or writer.refusal is not None or writer.types.reads_bodies:
             return []
         settings, room = queue.settings, self._depth - queue.visible
         if room <= 0 or settings.fifo or settings.delay_us:

@@ -12,6 +12,7 @@ event.
 
 import re
 from collections.abc import Iterator, Mapping
+from copy import copy
 from heapq import merge
 from itertools import islice
 from typing import Final
@@ -34,7 +35,6 @@ from veilmq.model.errors import (
     NAME_TAKEN,
     TARGET_MISSING,
     CapabilityMissing,
-    DiskLow,
     ParameterInvalid,
     PurgeInProgress,
     QueueDeletedRecently,
@@ -145,8 +145,8 @@ def _cannot_create(writer: Writer, command: CreateQueue, settings: QueueSettings
         return wrong
     if command.queue in writer.queues.aliases:
         return QueueExists(queue=str(command.queue), setting=NAME_TAKEN)
-    if writer.disk_low is not None:
-        return DiskLow(free_bytes=writer.disk_low)
+    if writer.refusal is not None:
+        return copy(writer.refusal)
     if writer.queues.per_account[command.queue.account] >= writer.queues_per_account_max:
         return QueuesFull(account=command.queue.account, limit=writer.queues_per_account_max)
     if settings.redrive is not None:

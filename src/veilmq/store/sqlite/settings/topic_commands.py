@@ -6,6 +6,7 @@ queue and no group) goes to the subscription's dead-letter queue; without one it
 """
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Final
 
 import msgspec
@@ -31,7 +32,6 @@ from veilmq.model.commands import (
 )
 from veilmq.model.errors import (
     AccountSubscriptionsFull,
-    DiskLow,
     MessageTooLarge,
     ParameterInvalid,
     QueueMissing,
@@ -94,8 +94,8 @@ def create(writer: Writer, command: CreateTopic) -> Outcome:
             if getattr(present.settings, name) != getattr(settings, name):
                 return TopicExists(topic=str(key), setting=name)
         return TopicCreated(_info(writer, present), created=False)
-    if writer.disk_low is not None:
-        return DiskLow(free_bytes=writer.disk_low)
+    if writer.refusal is not None:
+        return copy(writer.refusal)
     limit = writer.topics_per_account_max
     if len(writer.topics) >= limit and writer.read(_COUNT, (key.account,))[0][0] >= limit:
         return TopicsFull(account=key.account, limit=limit)
@@ -313,8 +313,8 @@ def publish(writer: Writer, command: Publish) -> Outcome:
     if command.size_bytes > topic.settings.message_bytes_max:
         limit_bytes = topic.settings.message_bytes_max
         return MessageTooLarge(size_bytes=command.size_bytes, limit_bytes=limit_bytes)
-    if writer.disk_low is not None:
-        return DiskLow(free_bytes=writer.disk_low)
+    if writer.refusal is not None:
+        return copy(writer.refusal)
     message = writer.next_id()
     tag = command.extras.tag
     wanted = [

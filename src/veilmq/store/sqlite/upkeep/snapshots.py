@@ -91,7 +91,7 @@ class Snapshots:
 
         On a low disk the history's bounds take precedence: a new snapshot is written when there is space again.
         """
-        if writer.disk_low is not None:
+        if writer.refusal is not None:
             return None
         return 0 if self._base is None else self._base.begin
 
@@ -105,7 +105,7 @@ class Snapshots:
 
     def step(self, writer: Writer, options: Options, steps_max: int) -> None:
         """Begin a snapshot if one is due; continue the one in progress by up to `steps_max` messages."""
-        if writer.disk_low is not None:
+        if writer.refusal is not None:
             if self._task is not None:
                 self._can_roll_back(writer)
                 self._task = None

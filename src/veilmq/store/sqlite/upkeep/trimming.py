@@ -110,7 +110,7 @@ def trim(writer: Writer, options: Options, floor: int | None, pins: ReadPins, ro
     if floor == 0:
         return 0
     with pins.trimming(writer.now) as step:
-        held = step.held if writer.disk_low is None else None
+        held = step.held if writer.refusal is None else None
         cut = _beyond(writer, options, floor, held, rows_max)
         if cut:
             offset, step.first = cut[-1]

@@ -309,7 +309,7 @@ def carry_on(writer: Writer) -> bool:
         elif writer.now - job.started >= TASK_US_MAX:
             job.end(writer.now, MoveStatus.FAILED, MoveFailure.TOO_LONG)
             _keep(writer, job)
-        elif writer.disk_low is None or job.act not in _MOVES:  # a move writes before it frees: wait for space
+        elif writer.refusal is None or job.act not in _MOVES:  # a move writes before it frees: wait for space
             more = not room.is_left() or _Step(writer, job, room).run() or more
     return more
 

@@ -236,7 +236,7 @@ def carry_on(writer: Writer) -> bool:
         elif writer.now - task.started >= TASK_US_MAX:
             task.status, task.failure = MoveStatus.FAILED, MoveFailure.TOO_LONG.value
             _keep(writer, task)
-        elif writer.disk_low is None:  # a move writes before it frees: wait for space, as sends do
+        elif writer.refusal is None:  # a move writes before it frees: wait for space, as sends do
             more = not room.is_left() or _step(writer, task, writer.queues.by_incarnation[task.source], room) or more
     return more
 
