@@ -146,15 +146,7 @@ class StoreMachine(RuleBasedStateMachine):
                     wants_handle=data.draw(st.booleans(), "wants handle"),
                 )
             case "receive":
-                return Receive(
-                    queue=queue,
-                    origin=TESTER,
-                    count_max=data.draw(st.sampled_from([1, 1, 2, 10]), "count"),
-                    lease_us=data.draw(st.none() | SPANS, "lease"),
-                    wait_us=data.draw(st.sampled_from([None, None, SECOND_US]), "wait"),
-                    in_flight_max=data.draw(st.sampled_from([None, None, 2]), "in flight"),
-                    attempt_id=data.draw(st.sampled_from([None, "x", "y"]), "attempt") if queue in FIFO else None,
-                )
+                return self.draw_receive(data, queue)
             case kind:
                 return self.draw_use(data, kind)
 
@@ -336,6 +328,27 @@ class StoreMachine(RuleBasedStateMachine):
         assume(self.reference.tasks.all)
         task = data.draw(st.sampled_from(self.reference.tasks.all[-3:]), "task")
         self.run([CancelMove(queue=task.source.key, origin=TESTER, task=task.id)])
+
+    def draw_receive(self, data: st.DataObject, queue: QueueKey) -> Receive:
+        return Receive(
+            queue=queue,
+            origin=TESTER,
+            count_max=data.draw(st.sampled_from([1, 1, 2, 10]), "count"),
+            lease_us=data.draw(st.none() | SPANS, "lease"),
+            wait_us=data.draw(st.sampled_from([None, None, SECOND_US]), "wait"),
+            in_flight_max=data.draw(st.sampled_from([None, None, 2]), "in flight"),
+            attempt_id=data.draw(st.sampled_from([None, "x", "y"]), "attempt") if queue in FIFO else None,
+        )
+
+    @rule(data=st.data(), messages=st.integers(1, 6), receives=st.integers(2, 5), passing=PASSING)
+    def receives_share_a_batch(self, data: st.DataObject, messages: int, receives: int, passing: int) -> None:
+        assume(JOBS in self.reference.queues)
+        self.stage.later(passing)
+        for _ in range(messages):
+            self.bodies += 1
+            self.run([sending(JOBS, str(self.bodies))])
+        self.run([self.draw_receive(data, JOBS) for _ in range(receives)])
+        self.run([Receive(queue=JOBS, origin=TESTER, count_max=3)])
 
     @rule(passing=PASSING, count=st.sampled_from([1, 3, 10]))
     def peek(self, passing: int, count: int) -> None:

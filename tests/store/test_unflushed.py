@@ -13,12 +13,13 @@ from tests.support.sqlite import store_of
 from veilmq.admin.api.inputs import PageInput
 from veilmq.admin.history.messages import message_page
 from veilmq.model.commands import AfterExpiry, Delete, Peek, Receive
-from veilmq.model.errors import LeaseExpired, LeaseTaken, MessageGone, StoreUnknown
+from veilmq.model.errors import InFlightFull, LeaseExpired, LeaseTaken, MessageGone, StoreUnknown
 from veilmq.model.instant import DAY_US, HOUR_US, SECOND_US
 from veilmq.model.messages import Attribute, Extras, id_text
 from veilmq.model.outcomes import Deleted, Extended, Received
 from veilmq.model.settings.queue import QueueKey, RedrivePolicy
 from veilmq.store.directory import DatabaseUnusable
+from veilmq.store.sqlite import store
 from veilmq.store.sqlite.batch import memtable
 from veilmq.store.sqlite.disk import connect
 from veilmq.store.sqlite.disk.rows import INSERT_MESSAGE
@@ -118,6 +119,39 @@ def test_a_flushed_message_is_what_it_was(stage: Stage, end: str) -> None:
     assert [body for body in left if body != "of a group"] == ["second", "third"]
     expect(stage.delete(queue, first.handle), Deleted)
     assert stage.counts(queue)[2] == len(left)
+
+
+def test_receives_that_share_a_batch_get_what_each_alone_would(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = stage.create()
+
+    def shared(*wanted: dict[str, Any]) -> list[Any]:
+        received = [Receive(queue=queue, origin=TESTER, **fields) for fields in wanted]
+        outcomes = stage.batch(received).outcomes
+        return [
+            each if isinstance(each, InFlightFull) else bodies(expect(each, Received).messages) for each in outcomes
+        ]
+
+    for number in range(6):
+        stage.send(queue, str(number))
+    assert shared({}, {"count_max": 2}, {"count_max": 9}, {}) == [["0"], ["1", "2"], ["3", "4", "5"], []]
+    assert rows_of(stage)[0] == 0
+
+    for number in range(6):
+        stage.send(queue, str(number))
+    refused = InFlightFull(queue=str(queue), limit=8)
+    assert shared(*[{"in_flight_max": 8}] * 4) == [["0"], ["1"], refused, refused]
+    assert rows_of(stage)[0] == 0
+    assert shared(*[{"lease_us": 0}] * 3, {"count_max": 9}) == [["2"], ["3"], ["4"], ["5", "2", "3", "4"]]
+    assert rows_of(stage)[0] == 12
+
+    for text in ("ab", "cd", "ef"):
+        stage.send(queue, text)
+    monkeypatch.setattr(store, "DELIVERED_BYTES_MAX", 3)
+    received = Receive(queue=queue, origin=TESTER)
+    applied = stage.batch([received] * 4)
+    assert [bodies(expect(each, Received).messages) for each in applied.outcomes] == [["ab"], ["cd"], [], []]
+    assert [expect(each, Received).cut for each in applied.outcomes] == [False, False, True, True]
+    assert applied.visible == {queue: 1}
 
 
 def test_a_rollback_takes_it_back_to_where_it_was(stage: Stage) -> None:

@@ -275,10 +275,9 @@ class Engine:
     def drain_waiters(self) -> list[Answer]:
         """At shutdown: answer all parked receives empty, and park none from now on."""
         self._draining = True
+        tickets = [*self._brake.take_all(), *(waiter.ticket for waiter in self.waiting.take_all())]
         answers = self._take_ready()
-        answers += [(ticket, [Received([])]) for ticket in self._brake.take_all()]
-        for waiter in self.waiting.take_all():
-            answers.append((waiter.ticket, [Received([])]))
+        answers += [(ticket, [Received([])]) for ticket in tickets]
         return answers
 
     def flush_polls(self, now: Instant) -> None:
@@ -332,16 +331,19 @@ class Engine:
             self._ready.append((ticket, [Received([])]))
 
     def _received(self, call: Call, command: Receive, mine: list[Outcome], at: Instant, answers: list[Answer]) -> None:
-        (outcome,) = mine
-        gone = bool(self._gone) and call.ticket in self._gone
-        if gone:
-            self._gone.discard(call.ticket)
+        outcome = mine[0]
+        if type(outcome) is Received and outcome.messages and not (self._gone or self._impatient or self._parked):
+            self.polls.count(command, empty=False)  # as most: nobody else is affected
+            outcome.waited_us = max(0, at - (call.submitted if call.waiter is None else call.waiter.began))
+            answers.append((call.ticket, mine))
+            return
+        gone = call.ticket in self._gone
+        self._gone.discard(call.ticket)
         if type(outcome) is Received and outcome.cut and not gone:
             self._cut.append(call)
             return
-        impatient = bool(self._impatient) and call.ticket in self._impatient
-        if impatient:
-            self._impatient.discard(call.ticket)
+        impatient = call.ticket in self._impatient
+        self._impatient.discard(call.ticket)
         if type(outcome) is Received:
             if command.attempt_id is not None and outcome.messages:
                 # A retry of the same attempt (its first connection broke) gets the messages too.
@@ -493,8 +495,6 @@ def _again(waiter: Waiter, now: Instant) -> Call:
 def _racers_first(pending: deque[Call]) -> None:
     """After a stall: put deletes and extends that had arrived before any claim or sweep that could take their
     message."""
-    racers = [call for call in pending if type(call.commands[0]) in _BEFORE_CLAIMS]
-    others = [call for call in pending if type(call.commands[0]) not in _BEFORE_CLAIMS]
+    calls = sorted(pending, key=lambda call: type(call.commands[0]) not in _BEFORE_CLAIMS)  # otherwise as they came
     pending.clear()
-    pending.extend(racers)
-    pending.extend(others)
+    pending.extend(calls)

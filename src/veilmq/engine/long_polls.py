@@ -326,9 +326,11 @@ class Polls:
             if counts is None:
                 return
             self._queue, self._origin, self._last = command.queue, command.origin, counts
-        self._last[0] += 1
-        self._last[1] += empty
-        self._last[2] += refused
+        last = self._last
+        last[0] += 1
+        if empty:
+            last[1] += 1
+            last[2] += refused
 
     def _find(self, command: Receive) -> list[int] | None:
         key = (command.queue, command.origin.principal)

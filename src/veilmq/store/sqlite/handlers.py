@@ -113,7 +113,7 @@ def serial_order(sweep: Handler) -> dict[type, GroupHandler]:
         UseSession: _each(operators.use_session),
         Share: _each(operators.share),
         Sweep: _flushed(sweep),
-        Receive: _each(leases.receive),
+        Receive: leases.receive_all,
         DropQuarantined: _each(dead_letters.drop_quarantined),
         PurgeQueue: _flushed(queue_commands.purge),
         DeleteQueue: _flushed(queue_commands.delete),

@@ -6,6 +6,8 @@ restart; a batch that is rolled back returns its tokens. An empty queue uses non
 """
 
 from collections.abc import Callable
+from itertools import islice
+from math import inf
 
 import msgspec
 
@@ -19,6 +21,39 @@ from veilmq.store.sqlite.leases import claims, group_claims
 from veilmq.store.sqlite.leases.claims import RETURNS_MAX
 from veilmq.store.sqlite.leases.expiry import look_for_due
 from veilmq.store.sqlite.messages.groups import update_rows
+
+
+def receive_all(writer: Writer, commands: list[Receive]) -> list[Outcome]:
+    """Receives in their order; those next to each other that are alike share most of the work."""
+    outcomes: list[Outcome] = []
+    while (place := len(outcomes)) < len(commands):
+        if place < len(commands) - 1:
+            outcomes += _receive_alike(writer, commands, place)
+        if place == len(outcomes):
+            outcomes.append(receive(writer, commands[place]))
+    return outcomes
+
+
+def _receive_alike(writer: Writer, commands: list[Receive], place: int) -> list[Outcome]:
+    """The outcomes of the commands from that place on that are like the first of them and need nothing special."""
+    first = commands[place]
+    key, origin, cap = first.queue, first.origin, first.in_flight_max
+    queue = writer.queue(key)
+    if queue is None or queue.groups is not None or queue.settings.receives_per_second_max is not None:
+        return []
+    if writer.bytes_left <= 0 or not queue.visible:
+        return []
+    room = inf if cap is None else cap - queue.in_flight
+    end = place
+    for command in islice(commands, place, None):
+        room -= command.count_max
+        if room < 0 or command.origin is not origin or command.queue is not key or command.in_flight_max != cap:
+            break
+        end += 1
+    outcomes = claims.receive_alike(writer, queue, commands[place:end]) if end - place > 1 else []
+    if writer.bytes_left <= 0 and queue.visible:
+        queue.woken += 1  # as in `receive`
+    return outcomes
 
 
 def receive(writer: Writer, command: Receive) -> Outcome:

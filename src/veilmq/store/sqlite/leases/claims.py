@@ -87,9 +87,8 @@ def receive(writer: Writer, queue: LiveQueue, command: Receive) -> Outcome:
         flush(writer)
     line = _sole_line(queue)
     if line is not None:
-        unflushed = lease_unflushed(writer, queue, command, line, wanted)
-        if queue.next_due <= writer.now:  # messages leased for no time come back like any others
-            flush(writer, writer.next_offset - 1)
+        (unflushed,) = lease_unflushed(writer, queue, line, ((command, wanted),))
+        _return_at_once(writer, queue)
         return Received(unflushed, wait_us, queue.settings.xml_body, wanted < command.count_max)
     granting = Granting(writer, queue, command)
     granted = granting.granted
@@ -101,6 +100,28 @@ def receive(writer: Writer, queue: LiveQueue, command: Receive) -> Outcome:
     if granting.detours_left <= 0 and queue.visible:
         queue.woken += 1
     return Received(granted, wait_us, queue.settings.xml_body, wanted < command.count_max)
+
+
+def receive_alike(writer: Writer, queue: LiveQueue, commands: Sequence[Receive]) -> list[Outcome]:
+    """The outcomes of as many of the first receives as one line of unflushed messages serves. All are of one client,
+    and below their cap. For each it does what `receive` does."""
+    if writer.now >= queue.next_due or writer.expiry_now >= queue.next_expiry or not queue.visible:
+        return []
+    if writer.disorder or writer.memtable.unchecked or (line := _sole_line(queue)) is None:
+        return []
+    leased = lease_unflushed(writer, queue, line, [(command, command.count_max) for command in commands])
+    _return_at_once(writer, queue)
+    settings = queue.settings
+    return [
+        Received(messages, settings.wait_us if command.wait_us is None else command.wait_us, settings.xml_body)
+        for command, messages in zip(commands, leased, strict=False)
+    ]
+
+
+def _return_at_once(writer: Writer, queue: LiveQueue) -> None:
+    """Unflushed messages that were leased for no time come back like any others."""
+    if queue.next_due <= writer.now:
+        flush(writer, writer.next_offset - 1)
 
 
 def room(queue: LiveQueue, command: Receive) -> int:
@@ -147,7 +168,7 @@ def _take(granting: "Granting", writer: Writer, queue: LiveQueue, command: Recei
             waiting = queue.unflushed.get(candidate.row.priority)
             if not waiting or waiting[0] is not candidate:  # an earlier candidate caused a flush
                 break
-            granting.granted += lease_unflushed(writer, queue, command, waiting, 1)
+            granting.granted += lease_unflushed(writer, queue, waiting, ((command, 1),))[0]
         elif not granting.take(candidate) and _is_its_own_dead_letters(queue):
             break  # it may be here again, before the other candidates
         if granting.detours_left <= 0 or writer.bytes_left <= 0:
@@ -346,49 +367,57 @@ class Terms:
 
 
 def lease_unflushed(
-    writer: Writer, queue: LiveQueue, command: Receive, line: deque[Unflushed], count: int
-) -> list[Delivery]:
-    """Lease up to `count` messages from the head of a line of the queue. None of them may have expired."""
+    writer: Writer, queue: LiveQueue, line: deque[Unflushed], wanted: Sequence[tuple[Receive, int]]
+) -> list[list[Delivery]]:
+    """Lease messages from the head of a line of the queue to receives of one client, to each as many as it wants: to
+    the first at least, and to the others while there are messages, and bytes of the batch. None of the messages may
+    have expired."""
     writer.touch(queue)
     memtable, seal, events = writer.memtable, writer.receipts.seal, writer.events
     memtable.changed = True
-    now, incarnation, origin = writer.now, queue.incarnation, writer.origin(command.origin)
+    now, incarnation, origin = writer.now, queue.incarnation, writer.origin(wanted[0][0].origin)
     retention_us = queue.settings.retention_us
-    terms = Terms(now, queue, command)
-    lease_us, source, due = terms.usual
-    lease = (due, now, origin)
     held = memtable.held
     bytes_left = writer.bytes_left
-    granted: list[Delivery] = []
-    for _ in range(min(count, len(line))):
-        unflushed = line.popleft()
-        row, extras = unflushed.row, unflushed.extras
-        sequence, sent, body = row.sequence, row.sent, row.body
-        if not terms.named:
-            lease_us, source, due = terms.of(row.type, extras)
-            if due != lease[0]:
-                lease = (due, now, origin)
-        unflushed.lease = lease
-        handle = seal(incarnation, sequence, 1, 0)
-        held[handle] = unflushed
-        if due < queue.next_due:
-            writer.queues.lower_due(queue, due)
-        events.append(Event(
-            _RECEIVED, now, incarnation, origin, row.id, sequence, 1, 0, lease_us, source, sent, sent, None,
-            len(body), None, row.type,
-        ))  # fmt: skip
-        expires: Any = sent + retention_us if row.own_expiry is None else row.own_expiry
-        granted.append(Delivery(
-            row.id, sequence, body.decode(), row.md5, extras, row.sender, row.priority, sent,
-            expires, 1, now, handle, due, lease_us,
-        ))  # fmt: skip
-        bytes_left -= len(body) if row.packed is None else len(body) + len(row.packed)
-        if bytes_left <= 0:
+    before, all_granted = len(line), list[list[Delivery]]()
+    for command, count in wanted:
+        terms = Terms(now, queue, command)
+        lease_us, source, due = terms.usual
+        lease = (due, now, origin)
+        granted: list[Delivery] = []
+        all_granted.append(granted)
+        for _ in range(min(count, len(line))):
+            unflushed = line.popleft()
+            row, extras = unflushed.row, unflushed.extras
+            sequence, sent, body = row.sequence, row.sent, row.body
+            if not terms.named:
+                lease_us, source, due = terms.of(row.type, extras)
+                if due != lease[0]:
+                    lease = (due, now, origin)
+            unflushed.lease = lease
+            handle = seal(incarnation, sequence, 1, 0)
+            held[handle] = unflushed
+            if due < queue.next_due:
+                writer.queues.lower_due(queue, due)
+            events.append(Event(
+                _RECEIVED, now, incarnation, origin, row.id, sequence, 1, 0, lease_us, source, sent, sent, None,
+                len(body), None, row.type,
+            ))  # fmt: skip
+            expires: Any = sent + retention_us if row.own_expiry is None else row.own_expiry
+            granted.append(Delivery(
+                row.id, sequence, body.decode(), row.md5, extras, row.sender, row.priority, sent,
+                expires, 1, now, handle, due, lease_us,
+            ))  # fmt: skip
+            bytes_left -= len(body) if row.packed is None else len(body) + len(row.packed)
+            if bytes_left <= 0:
+                break
+        if bytes_left <= 0 or not line or queue.next_due <= now:
             break
     writer.bytes_left = bytes_left
-    queue.visible -= len(granted)
-    queue.in_flight += len(granted)
-    return granted
+    taken = before - len(line)
+    queue.visible -= taken
+    queue.in_flight += taken
+    return all_granted
 
 
 def disordered(
