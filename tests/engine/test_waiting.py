@@ -506,7 +506,7 @@ class TestAnsweringSoon:
             batch = shell.engine.take_batch(shell.clock.now)
             shell.engine.answer_soon("a")
         else:
-            shell.engine._wake(shell.clock.now)  # as if its claim waited for a batch with room
+            shell.engine._wake()  # as if its claim waited for a batch with room
             shell.engine.answer_soon("a")
             batch = shell.engine.take_batch(shell.clock.now)
         assert batch is not None

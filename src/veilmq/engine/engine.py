@@ -71,8 +71,7 @@ class Engine:
         self.unread = Unread(self.limits.unread_bytes_max)
         self._brake = Brake()
         self._pending: deque[Call] = deque()
-        self._counted = self._counted_messages = 0
-        """How many of the first pending calls were counted, and their messages."""
+        self._pending_messages = 0  # what the submitted ones may touch
         self._ready: list[Answer] = []
         self._credits: dict[QueueKey, int] = {}
         self._withheld: dict[QueueKey, int] = {}
@@ -107,11 +106,7 @@ class Engine:
     @property
     def fills_a_batch(self) -> bool:
         """Whether the pending calls fill a whole batch."""
-        # Called at each turn of the loop while calls arrive: a call is counted only once.
-        for place in range(self._counted, len(self._pending)):
-            self._counted_messages += self._pending[place].messages
-        self._counted = len(self._pending)
-        return self._counted_messages >= self._batch_max
+        return self._pending_messages >= self._batch_max
 
     def submit(self, ticket: Any, commands: Sequence[AnyCommand], now: Instant) -> None:
         """Queue a call; its answer comes out of `committed` or `expire_waiters` under the ticket (hashable, unique)."""
@@ -130,6 +125,7 @@ class Engine:
         else:
             messages = len(first.commands) if type(first) is Operate else len(commands)
         self._pending.append(Call(ticket, commands, now, None, messages))
+        self._pending_messages += messages
 
     def cancel(self, ticket: Any) -> None:
         """The client is gone: forget its parked receive, or release what its running receive gets."""
@@ -160,44 +156,32 @@ class Engine:
 
     def take_batch(self, now: Instant) -> Batch | None:
         """The next batch, or None if there is nothing to do. The previous one must have been returned."""
-        self._wake(now)
+        self._wake()
         self._schedule(now)
-        self._counted = self._counted_messages = 0
         if not self._pending:
             self._last_batch = now
             return None
-        calls: list[Call] = []
-        commands: list[AnyCommand] = []
-        pending = self._pending
+        calls, commands, pending = list[Call](), list[AnyCommand](), self._pending
         stalled = self._last_batch is None or now - self._last_batch > self.limits.stall_us
         if stalled and len(pending) > 1:
             _racers_first(pending)
         self._last_batch = now
         apart = self._batch_max < self.limits.batch_messages_max or len(pending) > self.limits.beside_a_sweep_max
-        messages, near, gone = 0, self.unread.near, self._gone
+        messages, watches = 0, bool(self._gone or self._impatient or self.unread.near)
         while pending and messages < self._batch_max:
             call = pending.popleft()
-            if apart and type(call.commands[0]) is Sweep and calls:
+            alone = apart and type(call.commands[0]) is Sweep
+            if alone and calls:
                 pending.appendleft(call)  # and its duration says nothing about other commands
                 break
-            if gone and call.ticket in gone:
-                gone.discard(call.ticket)
-                self._impatient.discard(call.ticket)
-                if type(call.commands[0]) is Receive:
-                    if call.waiter is not None:
-                        self._credit(call.commands[0].queue, call.commands[0].count_max)
-                    continue
-            if call.waiter is not None and call.ticket in self._impatient:
-                self._credit(call.waiter.command.queue, call.waiter.command.count_max)
-                self._ready.append((call.ticket, [Received([])]))
-                continue
-            if near and self._holds_back(call, now):
+            if watches and self._passes_over(call, now):
                 continue
             calls.append(call)
             commands += call.commands
             messages += call.messages
-            if apart and type(call.commands[0]) is Sweep:
+            if alone:
                 break
+        self._pending_messages = sum(call.messages for call in pending)
         self._batch_messages = 0 if len(calls) == 1 and calls[0].ticket is None else messages
         if not calls and self._credits:
             return self.take_batch(now)
@@ -245,11 +229,10 @@ class Engine:
         if self._cut:
             self._pending.extendleft(reversed(self._cut))
             self._cut = []
-            self._counted = self._counted_messages = 0
         if changed:
             self.waiting.forget_waits()
         for queue in deleted:  # last, because a receive parked by this batch may wait for them too
-            self._retry(self.waiting.take_all(queue), applied.at)
+            self._retry(self.waiting.take_all(queue))
         answers += self._take_ready()
         return answers
 
@@ -334,7 +317,7 @@ class Engine:
         outcome = mine[0]
         if type(outcome) is Received and outcome.messages and not (self._gone or self._impatient or self._parked):
             self.polls.count(command, empty=False)  # as most: nobody else is affected
-            outcome.waited_us = max(0, at - (call.submitted if call.waiter is None else call.waiter.began))
+            outcome.waited_us = max(0, at - call.submitted)
             answers.append((call.ticket, mine))
             return
         gone = call.ticket in self._gone
@@ -347,7 +330,7 @@ class Engine:
         if type(outcome) is Received:
             if command.attempt_id is not None and outcome.messages:
                 # A retry of the same attempt (its first connection broke) gets the messages too.
-                self._retry(self.waiting.take_attempt(command.queue, command.attempt_id), at)
+                self._retry(self.waiting.take_attempt(command.queue, command.attempt_id))
             if gone:
                 self._give_back(call, command, outcome, at)
                 return
@@ -361,8 +344,8 @@ class Engine:
             elif self._parked and len(outcome.messages) >= command.count_max and self.waiting.waits_for(command.queue):
                 self._credit(command.queue, 1)
             elif outcome.capped and self._parked:
-                self._pass_on(command.queue, at)
-            outcome.waited_us = max(0, at - (call.submitted if call.waiter is None else call.waiter.began))
+                self._pass_on(command.queue)
+            outcome.waited_us = max(0, at - call.submitted)
             self.polls.count(command, empty=not outcome.messages)
         elif type(outcome) is RateExceeded:
             # Messages are available: queueing behind parked receives would leave them unclaimed.
@@ -376,7 +359,7 @@ class Engine:
         if outcome.cut and call.waiter is not None:
             self._credit(command.queue, command.count_max)
         elif outcome.capped and self._parked:
-            self._pass_on(command.queue, at)
+            self._pass_on(command.queue)
 
     def _parks(self, call: Call, command: Receive, outcome: Received, at: Instant) -> bool:
         """Park a receive that found nothing; False if it does not wait."""
@@ -385,7 +368,7 @@ class Engine:
         if call.waiter is not None:
             self.waiting.park(call.waiter)
             if outcome.capped:
-                self._pass_on(command.queue, at)
+                self._pass_on(command.queue)
             return True
         if outcome.wait_us:
             self._park(call.ticket, command, call.submitted, outcome.wait_us, at)
@@ -393,11 +376,26 @@ class Engine:
             return True
         return False
 
-    def _pass_on(self, queue: QueueKey, now: Instant) -> None:
+    def _pass_on(self, queue: QueueKey) -> None:
         """A cap stopped the receive that was woken, so wake one without a cap for the message."""
         waiter = self.waiting.take_free(queue)
         if waiter is not None:
-            self._retry([waiter], now)
+            self._retry([waiter])
+
+    def _passes_over(self, call: Call, now: Instant) -> bool:
+        """Whether the call does not run in this batch: a receive whose client is gone or waits no longer, or one that
+        is held back."""
+        command, gone = call.commands[0], call.ticket in self._gone
+        if gone:
+            self._gone.discard(call.ticket)
+            self._impatient.discard(call.ticket)
+        if type(command) is Receive and (gone or (call.waiter is not None and call.ticket in self._impatient)):
+            if call.waiter is not None:
+                self._credit(command.queue, command.count_max)
+            if not gone:
+                self._ready.append((call.ticket, [Received([])]))
+            return True
+        return self.unread.near and self._holds_back(call, now)
 
     def _holds_back(self, call: Call, now: Instant) -> bool:
         """Whether the call must not get messages now, because clients have not read their answers: then it is parked
@@ -432,10 +430,10 @@ class Engine:
                 limits = self.limits
                 self._sweep_every_us = limits.snapshot_every_us if outcome.unhurried else limits.sweep_every_us
 
-    def _retry(self, waiters: list[Waiter], now: Instant) -> None:
-        self._pending.extend(_again(waiter, now) for waiter in waiters)
+    def _retry(self, waiters: list[Waiter]) -> None:
+        self._pending.extend(map(_again, waiters))
 
-    def _wake(self, now: Instant) -> None:
+    def _wake(self) -> None:
         """Let as many of the first waiters claim as there are newly visible messages, before any newcomer."""
         woken: list[Call] = []
         if self._withheld:
@@ -450,7 +448,7 @@ class Engine:
                 if waiter is None:
                     break
                 left -= waiter.command.count_max
-                woken.append(_again(waiter, now))
+                woken.append(_again(waiter))
         self._credits = {}
         self._pending.extendleft(reversed(woken))
 
@@ -487,9 +485,9 @@ def _deleted_queues(command: AnyCommand, outcome: Outcome) -> list[QueueKey]:
     return [command.queue] if type(command) is DeleteQueue and type(outcome) is QueueDeleted else []
 
 
-def _again(waiter: Waiter, now: Instant) -> Call:
+def _again(waiter: Waiter) -> Call:
     """The parked receive, as a call to try again."""
-    return Call(waiter.ticket, (waiter.command,), now, waiter, waiter.command.count_max)
+    return Call(waiter.ticket, (waiter.command,), waiter.began, waiter, waiter.command.count_max)
 
 
 def _racers_first(pending: deque[Call]) -> None:
