@@ -243,3 +243,10 @@ class TestRefused:
         with psycopg.connect(empty.pair.dsn) as other:
             other.execute("select from veilmq.shard for update")
             assert "stop all servers and other exports" in refused()
+        assert run("cluster", "export", "new", "--cluster", empty.pair.dsn).code == 0
+        shown = run("cluster", "status", "--cluster", empty.pair.dsn).out
+        assert f"export    to {tmp_path / 'new'}: no server" in shown
+        for command in ("handover", "finalize"):
+            assert "data was exported to" in run("cluster", command, "--cluster", empty.pair.dsn).err
+        again = run("cluster", "export", "other", "--cluster", empty.pair.dsn)
+        assert f"an export to {tmp_path / 'new'} was begun before: serve only one of the two" in again.out

@@ -676,13 +676,20 @@ def test_the_commands_make_a_cluster_and_show_it(run: Run, shared_pair: Pair, tm
     assert (refused.code, refused.err) == (2, "veilmq: --lease: expected 1s to 60s, not 2m\n")
     made = run("cluster", "init", "--cluster", shared_pair.dsn, "--lease", "1500ms")
     assert made.code == 0
-    again = run("cluster", "init", "--cluster", shared_pair.dsn)
-    assert again.out == made.out
+    for lease in ((), ("--lease", "1.5s")):
+        assert run("cluster", "init", "--cluster", shared_pair.dsn, *lease).out == made.out
+    changed = run("cluster", "init", "--cluster", shared_pair.dsn, "--lease", "9s", "--keep", "7d")
+    assert (changed.code, "there already, with a lease of 1.5 s" in changed.err) == (1, True)
     before = run("cluster", "status", "--cluster", shared_pair.dsn)
     assert before.code == 1
     assert "nobody, epoch 0" in before.out
     in_json = run("cluster", "status", "--cluster", shared_pair.dsn, "--json")
-    assert (in_json.code, in_json.json[0]["owned"]) == (1, False)
+    assert (in_json.code, in_json.json[0]["owned"], in_json.json[0]["keep_s"]) == (1, False, 0)
+    asked = [run("cluster", command, "--cluster", shared_pair.dsn) for command in ("handover", "finalize")]
+    assert [(each.code, each.err.split(":")[1]) for each in asked] == [
+        (1, " no server of this cluster is running"),
+        (1, " no server is running"),
+    ]
     servers = Servers(tmp_path, shared_pair)
     try:
         servers.start("one")

@@ -48,6 +48,8 @@ class Moved(NamedTuple):
     position: Position
     """Where the cluster's log was then, or begins."""
     size_bytes: int
+    earlier: str = ""
+    """Of an export: the other directory to which one was begun before."""
 
 
 def import_directory(postgres: Postgres, directory: Path, wall: Instant) -> Moved:
@@ -133,7 +135,7 @@ def export_directory(postgres: Postgres, destination: Path, read_boot_ns: Callab
             ownership.hand_over("", ownership.before.clock)
         set_position(place / DATABASE, None)
         size = (place / DATABASE).stat().st_size
-    return Moved(position, size)
+    return Moved(position, size, shard.moved if shard.moved != str(destination.absolute()) else "")
 
 
 def _take_over(candidate: Candidate, moves_to: str) -> Ownership:

@@ -23,7 +23,7 @@ import msgspec
 from veilmq.cluster.postgres import Connected, Postgres, Session, Unfit, Unreachable
 from veilmq.cluster.postgres.log.reading import LogReader
 from veilmq.cluster.postgres.ownership import DOUBTED, Server
-from veilmq.cluster.postgres.schema import SHARD, Formats, log_bytes, look, segments
+from veilmq.cluster.postgres.schema import SHARD, Formats, log_bytes, look, refuse_moved, segments
 from veilmq.store.archive import shown_url
 
 T = TypeVar("T")
@@ -227,10 +227,11 @@ def finalize(session: Session) -> int:
     """Let the cluster have the newest state format that a server knows, and return it: the next owner gives it to the
     tables.
 
-    Raises Unfit if another server does not know it; psycopg's errors, Uncertain.
+    Raises Unfit if another server does not know it, or the data is elsewhere now; psycopg's errors, Uncertain.
     """
     with session.certain(), session.transaction():
         shard = look(session, lock="for update")
+        refuse_moved(shard)
         found = servers(session)
         wanted = max([shard.format, *(each.newest for each in found)])
         _refuse_old(found, wanted)
@@ -241,12 +242,16 @@ def finalize(session: Session) -> int:
 def ask_to_hand_over(session: Session, to: str, *, doubted: bool = False) -> int:
     """Ask the owner to hand over to a server, or with an empty name to any; it looks at each renewal. Returns the epoch
     that then ends. doubted: and to fill its copy anew, since it is not what its records have made of other servers'.
-    Raises Unfit if that server cannot own the queues; psycopg's errors."""
+    Raises Unfit if that server cannot own the queues, or none is running; psycopg's errors."""
+    found = servers(session)
     if to:
-        wanted = _named(servers(session), to)
+        wanted = _named(found, to)
         if wanted.drained or not wanted.is_running:
             why = "drained" if wanted.drained else f"not running, it was seen {wanted.seen_s:.0f} s ago"
             raise Unfit(f"server {to} is {why}: name another one")
+    elif not any(each.is_running for each in found):
+        refuse_moved(look(session))
+        raise Unfit("no server of this cluster is running: start one")
     [(epoch,)] = session.execute(_ASK, (f"{to}{DOUBTED}" if doubted else to, SHARD))
     return int(epoch)
 
@@ -309,6 +314,8 @@ class Status(msgspec.Struct, kw_only=True):
     """URL at which snapshots are kept, without a password; empty: in PostgreSQL."""
     keep_s: float = 0.0
     """How far a restore can go back at least; 0: to the older of two snapshots."""
+    moved: str = ""
+    """Directory to which `veilmq cluster export` takes or took the data; empty: it is here."""
     standbys: list[Standby]
     servers: list[Registered]
     """All that belong to the cluster, by name."""
@@ -359,6 +366,7 @@ def status(postgres: Postgres) -> Status:
         snapshot_verified_by=verified_by,
         snapshots=shown_url(shard.snapshots),
         keep_s=shard.keep_us / 1e6,
+        moved=shard.moved,
         standbys=standbys,
         servers=registered,
     )

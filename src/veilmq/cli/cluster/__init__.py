@@ -51,8 +51,9 @@ def register(app: typer.Typer) -> None:
 def _init(
     url: _Url,
     lease: Annotated[
-        str, typer.Option("--lease", metavar="TIME", help="Replace an owner silent for so long, 1s to 60s.")
-    ] = "3s",
+        str | None,
+        typer.Option("--lease", metavar="TIME", help="Replace an owner silent for so long, 1s to 60s [3s]."),
+    ] = None,
     snapshots: Annotated[
         str | None,
         typer.Option("--snapshots", metavar="URL", help="Where to keep snapshots [in that PostgreSQL]; changeable."),
@@ -70,8 +71,8 @@ def _init(
     from veilmq.cluster.postgres.schema import init
     from veilmq.engine.directory import STATE_FORMAT
 
-    lease_us = duration_us("--lease", lease)
-    if not _LEASE_US_MIN <= lease_us <= _LEASE_US_MAX:
+    lease_us = None if lease is None else duration_us("--lease", lease)
+    if lease_us is not None and not _LEASE_US_MIN <= lease_us <= _LEASE_US_MAX:
         raise Failure(Exit.USAGE, f"--lease: expected 1s to 60s, not {lease}")
     keep_us = None if keep is None else int(seconds("--keep", keep) * 1e6)
     if snapshots:
@@ -112,6 +113,8 @@ def _show(found: Status) -> None:
     if not found.owned:
         owner += ": its lease has ended" if found.owner else ""
     print(f"cluster   {found.incarnation}, state format {found.format}")
+    if found.moved:
+        print(f"export    to {found.moved}: no server of this cluster starts any more")
     print(f"owner     {owner}")
     print(f"lease     {found.lease_s:g} s, renewed {found.renewed_s:.1f} s ago")
     print(f"log       {found.records} records, {found.segments} segments, {found.log_bytes} bytes")
@@ -177,6 +180,8 @@ def _export(
         moved = export_directory(postgres, directory, boot_ns)
     print(f"exported {moved.size_bytes} bytes, up to record {moved.position.lsn}; receipt handles stay good")
     print(f"serve it with: veilmq serve --data {directory}")
+    if moved.earlier:
+        print(f"an export to {moved.earlier} was begun before: serve only one of the two, or messages are worked twice")
 
 
 @contextmanager
@@ -255,7 +260,13 @@ def _finalize(url: _Url, single_copy: _SingleCopy = False) -> None:
             owner = found.server(found.owner)
             return found.owned and owner is not None and owner.role == "owner" and owner.format == wanted
 
-        if not is_there(status(postgres)):  # the next owner gives it to the tables
+        if not is_there(found := status(postgres)):  # the next owner gives it to the tables
+            if not any(server.is_running for server in found.servers):
+                raise Failure(
+                    Exit.WRONG,
+                    f"no server is running: the next one that owns the queues gives them state format {wanted}",
+                    "Start one, and look at `veilmq cluster status`.",
+                )
             within(postgres, lambda session: ask_to_hand_over(session, ""))
             _wait(postgres, f"the queues do not have state format {wanted} yet", is_there)
     print(f"the queues have state format {wanted}, the newest that all servers know")
@@ -263,11 +274,12 @@ def _finalize(url: _Url, single_copy: _SingleCopy = False) -> None:
 
 def _said(server: Registered, found: Status) -> str:
     """A server in a line."""
-    if server.role == "owner" and server.name == found.owner:
+    if server.is_running and server.role == "owner" and server.name == found.owner:
         part = "owner"
     else:
+        states = ["not running"] * (not server.is_running) + ["drained"] * server.drained
         behind = max(0, found.records - server.record)
-        part = f"{'drained' if server.drained else 'follower'}, {behind} records behind"
+        part = f"{', '.join(states) or 'follower'}, {behind} records behind"
     formats = f"{server.oldest} to {server.newest}" if server.oldest < server.newest else f"{server.newest}"
     where = f"{server.address or 'starting'}, release {server.release}, formats {formats}"
     return f"{part}, {where}, seen {server.seen_s:.1f} s ago"

@@ -144,7 +144,7 @@ def init(
     *,
     state_format: int,
     incarnation: UUID | None = None,
-    lease_us: int = LEASE_US,
+    lease_us: int | None = None,
     segment: int = SEGMENT,
     snapshots: str | None = None,
     keep_us: int | None = None,
@@ -153,7 +153,8 @@ def init(
     `keep_us`, where they are given.
 
     state_format: number of the state format that records begin with. incarnation: the one that must be there if there
-    is one; None: any. Raises Unreachable, Unfit.
+    is one; None: any. lease_us: LEASE_US of a new cluster unless given. Raises Unreachable; Unfit, also if the cluster
+    is there and has another lease than the one given.
     """
     with postgres.connect() as session, session.certain():
         try:
@@ -161,7 +162,12 @@ def init(
                 session.execute("select pg_advisory_xact_lock(hashtext('veilmq'))")
                 [(exists,)] = session.execute("select to_regclass('veilmq.shard') is not null")
                 if not exists:
-                    _create(session, state_format, incarnation or uuid4(), lease_us, segment)
+                    _create(session, state_format, incarnation or uuid4(), lease_us or LEASE_US, segment)
+                elif lease_us is not None and (has_us := look(session).lease_us) != lease_us:
+                    raise Unfit(
+                        f"the cluster is there already, with a lease of {has_us / SECOND_US:g} s, which stays as it "
+                        "was made: leave --lease out"
+                    )
                 if snapshots is not None or keep_us is not None:
                     session.execute(_KEEPING, (snapshots, keep_us, SHARD))
         except psycopg.errors.InsufficientPrivilege as error:
