@@ -80,6 +80,10 @@ def test_a_file_that_names_no_region_gives_one_without(run: Run, tmp_path: Path)
     assert tomllib.loads(run("import", "a.conf").out) == {"queue": [{"name": "orders"}]}
     (tmp_path / "b.conf").write_text("aws { region = eu-west-1 }\nqueues { orders { } }")
     assert 'region = "eu-west-1"' in run("import", "b.conf").out
+    (tmp_path / "empty.conf").touch()
+    assert run("import", "empty.conf") == (0, "", "nothing to bring: no queue was found\n")
+    beside = run("import", "a.conf", "--prefix", "x")
+    assert beside == (0, "", "nothing to bring: no queue whose name begins with x was found\n")
 
 
 def test_a_time_keeps_its_digits(run: Run, tmp_path: Path) -> None:

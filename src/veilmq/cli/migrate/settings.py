@@ -100,6 +100,9 @@ def bring(given: Mapping[str, Any]) -> Exit:
         raise Failure(Exit.USAGE, "--into writes a file, and --to creates the queues: say one of them")
     found = [each for source in given["sources"] for each in _read(source, given["account"])]
     found = [each for each in found if each.name.startswith(given["prefix"])]
+    if not found:
+        such = f" whose name begins with {printable(given['prefix'])}" if given["prefix"] else ""
+        print(f"nothing to bring: no queue{such} was found", file=sys.stderr)
     if given["to"] is None:
         found = _closed(_in_order(found))
     else:
@@ -366,7 +369,8 @@ def _without_dead_letters(template: Template) -> Template:
 def _print(found: Sequence[Found], into: Path | None) -> None:
     lines = [line for each in found for line in _toml(each)]
     if into is None:
-        print("\n".join(lines))
+        if lines:
+            print("\n".join(lines))
         return
     try:
         write_new(into, lines)
