@@ -74,14 +74,18 @@ def test_a_full_disk_is_told_as_one_whether_there_is_a_backup_or_not(
 
 def test_wrong_uses_are_told(tmp_path: Path, run: Run) -> None:
     lived = live(tmp_path / "data")
-    data, new = str(lived.directory), str(tmp_path / "new")
+    data, new, copy = str(lived.directory), str(tmp_path / "new"), tmp_path / "copy"
+    (tmp_path / "link").symlink_to(data)
+    assert run("backup", str(copy), "--data", data).code == 0
     for arguments, code, told in (
         (("--backup", data), Exit.USAGE, "--backup: it is for --repair alone"),
         (("--repair", new, "--admin", "127.0.0.1:1"), Exit.USAGE, "no server may run"),
         (("--repair", data), Exit.USAGE, "exists already"),
         (("--repair", new, "--backup", str(tmp_path)), Exit.DIRECTORY, "has no veilmq.db"),
         (("--repair", str(tmp_path / "a" / "b")), Exit.USAGE, "its parent is not there"),
+        (("--repair", str(tmp_path / "link" / "new")), Exit.USAGE, f"is inside {data}, which a repair does not change"),
+        (("--repair", str(copy / "new"), "--backup", str(copy)), Exit.USAGE, f"is inside {copy}, which"),
     ):
         ended = run("check", "--data", data, *arguments)
         assert (ended.code, told in ended.err) == (code, True), (arguments, ended)
-    assert not (tmp_path / "new").exists()
+    assert not any(place.exists() for place in (tmp_path / "new", lived.directory / "new", copy / "new"))

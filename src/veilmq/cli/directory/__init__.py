@@ -199,6 +199,9 @@ def write_new(data: Path, destination: Path, backup: Path | None, *, as_json: bo
     for directory, option, names in ((data, "--data", _PARTS), (backup, "--backup", _PARTS[:1])):
         if directory is not None and not _has_one(directory, names):
             raise Failure(Exit.DIRECTORY, f"{directory} has no {names[0]}", f"Name a data directory with {option}.")
+        if directory is not None and directory.resolve() in destination.resolve().parents:
+            text = f"{destination} is inside {directory}, which a repair does not change"
+            raise Failure(Exit.USAGE, text, "Name a directory elsewhere, such as one beside it.")
     try:
         with bar() as advance:
             report = repair_directory(data, destination, backup, advance)
