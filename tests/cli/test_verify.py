@@ -153,3 +153,5 @@ def test_a_log_knows_what_its_queues_promised(run: Run, tmp_path: Path) -> None:
     assert "1 violations (acknowledged message lost: 1)" in ended.out
     log.write_text(HISTORY.replace("jobs", "\\q", 1))
     assert "line 1 of the log" in run("verify", "--check", str(log)).err
+    log.write_text("not a log")
+    assert "line 1 of the log" in run("verify", "--check", str(log)).err

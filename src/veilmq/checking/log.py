@@ -124,7 +124,8 @@ def encoded(operation: Operation) -> bytes:
 
 
 def decoded(lines: Iterable[bytes]) -> list[Operation]:
-    """The operations of a log, by number. A last line that was cut off is left out. Raises LogInvalid."""
+    """The operations of a log, by number. A last line that was cut off is left out. Raises LogInvalid, also if it is
+    the only line: nothing says that it is of a log."""
     found: dict[int, Operation] = {}
     read = msgspec.json.Decoder(Operation).decode
     for number, line in enumerate(lines, 1):
@@ -133,7 +134,7 @@ def decoded(lines: Iterable[bytes]) -> list[Operation]:
         except BROKEN as error:
             if number == 1 and line.startswith(HEAD):
                 continue
-            if not line.endswith(b"\n"):
+            if number > 1 and not line.endswith(b"\n"):
                 break
             raise LogInvalid(line=number, reason=str(error)) from error
         found[operation.number] = operation
