@@ -265,11 +265,12 @@ def test_a_certificate_that_ends(doctor: Any, tmp_path: Path, days: int, level: 
     assert doctor("certificate", *files)[1][0][:2] == ("ok", f"{files[1]} fits its key; its end cannot be read")
     key = (tmp_path / "mq.key").read_bytes()
     (tmp_path / "mq.key").write_bytes(make_pair("other")[1])
-    assert doctor("certificate", *files)[1][0][0] == "error"
     both = f"{files[1]} with {files[3]}"
+    told = ("error", f"{both}: the key is not that of the certificate")
+    assert doctor("certificate", *files)[1][0][:2] == told
     for content, why in (
         (_encrypted(key), "the key is protected by a passphrase: give one without"),
-        (b"no key", "one of them is no whole PEM file"),
+        (b"no key", f"{files[3]} is no whole PEM file with a key"),
     ):
         (tmp_path / "mq.key").write_bytes(content)
         assert doctor("certificate", *files)[1][0][:2] == ("error", f"{both}: {why}")

@@ -1,6 +1,7 @@
 """Data directories and files that cannot be used: which one is in the way, and that none is made in silence."""
 
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -63,8 +64,12 @@ def test_queues_whose_account_the_credentials_lack_are_told(serve: Serve, veilmq
     assert "2 queues: they belong to account 000000000000, that of development mode" in told
     assert f"veilmq keys new --account 000000000000 --into {keys}" in told
     checked.ready()
-    assert checked.stop() == 0
     assert "account 222222222222" not in checked.told()
+    keys.write_text(keys.read_text().replace("222222222222", "333333333333"))
+    checked.send_signal(signal.SIGHUP)
+    checked.wait_for("no key reaches 1 queues: they belong to account 222222222222, which the credentials file does")
+    assert checked.stop() == 0
+    assert checked.told().count("no key reaches 2 queues") == 1
 
 
 @pytest.mark.parametrize(("option", "value"), [("guard", Path), ("checkpoints", str)])

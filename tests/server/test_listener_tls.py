@@ -208,7 +208,7 @@ def test_bad_files_are_clear_errors(files, tmp_path):
     with pytest.raises(ssl.SSLError):
         server_context(key, key)
     certificate.write_text(CERTIFICATE[:300])
-    with pytest.raises(ssl.SSLError, match="no whole PEM file"):
+    with pytest.raises(ssl.SSLError, match=f"{certificate} is no whole PEM file with a certificate"):
         server_context(certificate, key)
     certificate.write_text(CERTIFICATE)
     key.write_text(KEY_WITH_PASSPHRASE)

@@ -23,7 +23,7 @@ import socket
 import ssl
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Set
 from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from importlib import import_module
@@ -358,7 +358,7 @@ def _on_signals(ended: asyncio.Event, service: Service, entry: "AdminEntry") -> 
 
     def begin_reload() -> None:
         # Reload each on its own: a hanging disk under one must not block the others.
-        begin(service.keyring.reload_aside())
+        begin(_reload_keys(service))
         if service.certificate is not None:
             begin(service.certificate.renew_aside(wall()))
         if service.issuer is not None:
@@ -433,12 +433,21 @@ def _opening(service: Service, entry: AdminEntry) -> str:
     return next((name for name in _DATA_PORTS if name not in service.listeners), "")
 
 
-def _tell_unowned(service: Service) -> None:
-    """Warn about queues of accounts that are not in the credentials file, as after a switch from development mode."""
+async def _reload_keys(service: Service) -> None:
+    """Read the credentials again, and warn about queues of the accounts that went."""
+    before = {account.id for account in service.keyring.accounts}
+    if await service.keyring.reload_aside() and service.leads:
+        _tell_unowned(service, before)
+
+
+def _tell_unowned(service: Service, among: Set[str] | None = None) -> None:
+    """Warn about queues of accounts that are not in the credentials file, as after a switch from development mode.
+    among: only of these."""
     if not service.keyring.checks:
         return
     known = {account.id for account in service.keyring.accounts}
-    unowned = Counter(key.account for key in service.reader.queues if key.account not in known)
+    accounts = (key.account for key in service.reader.queues)
+    unowned = Counter(each for each in accounts if each not in known and (among is None or each in among))
     for account, count in sorted(unowned.items())[:_UNOWNED_SHOWN]:
         mode = ", that of development mode" if account == DEVELOPMENT_ACCOUNT else ""
         log.warning(

@@ -21,6 +21,13 @@ _END_NEAR_US: Final = 14 * DAY_US
 
 _PLAIN: Final = frozenset({"HTTP_REQUEST", "HTTPS_PROXY_REQUEST"})
 """OpenSSL's reasons for a request without TLS."""
+_PLAIN_WORDS: Final = {
+    "KEY_VALUES_MISMATCH": "the key is not that of the certificate",
+    "NO_CERTIFICATE_ASSIGNED": "the key is not that of the certificate",  # of another algorithm
+    "EE_KEY_TOO_SMALL": "the certificate's key is too short: RSA needs 2048 bits",
+    "CA_MD_TOO_WEAK": "the certificate is signed with a hash that is too weak: use SHA-256",
+}
+"""OpenSSL's reasons why it takes no pair, in plain words."""
 
 logger = logging.getLogger("veilmq.tls")
 
@@ -130,10 +137,21 @@ def load_pair(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
     try:
         context.load_cert_chain(certificate, key, password=_no_passphrase)
     except ssl.SSLError as error:
-        why = error.strerror or error.args[-1]
+        why, reason = error.strerror or error.args[-1], getattr(error, "reason", None)
         if "PEM lib" in why:
-            why = "one of them is no whole PEM file"
+            why = _not_whole(certificate, key)
+        elif reason:
+            why = _PLAIN_WORDS.get(reason, reason.replace("_", " ").lower())
         raise ssl.SSLError(error.errno, f"{certificate} with {key}: {why}") from error
+
+
+def _not_whole(certificate: Path, key: Path) -> str:
+    """Which of the two files OpenSSL could not read."""
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(certificate)
+    except ssl.SSLError:
+        return f"{certificate} is no whole PEM file with a certificate"
+    return f"{key} is no whole PEM file with a key"
 
 
 def _for_http(context: ssl.SSLContext) -> ssl.SSLContext:
