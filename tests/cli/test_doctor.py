@@ -85,6 +85,11 @@ class TestBesideAServer:
         assert ("ok", f"sqs listens on {running.sqs}", "") in found
         assert doctor("server")[1] == [("ok", f"pid {running.process.pid} is ready", "")]
         assert doctor("directory")[1][0][1].endswith(f"held by pid {running.process.pid}")
+        (running.data / "lock").unlink()
+        code, ((level, text, _),) = doctor("directory")
+        assert (code, level, "its file `lock` was deleted" in text) == (2, "error", True)
+        assert text.startswith(f"pid {running.process.pid} holds {running.data}")
+        assert [doctor(name)[1] for name in ("ports", "server", "queues")] == [[], [], []]
 
     def test_it_names_a_queue_that_no_protocol_can_name(self, run: Run, doctor: Any, running: ServerProcess) -> None:
         name = "a_" * 45

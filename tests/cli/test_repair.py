@@ -2,6 +2,7 @@
 
 import json
 import os
+from contextlib import closing
 from pathlib import Path
 
 import apsw
@@ -10,6 +11,7 @@ from tests.support.commands import Run
 from tests.support.damaged import live
 
 from veilmq.cli.failures import Exit
+from veilmq.store.directory import DataDirectory
 
 
 def test_check_names_the_command_and_the_report_is_plain(tmp_path: Path, run: Run) -> None:
@@ -88,4 +90,8 @@ def test_wrong_uses_are_told(tmp_path: Path, run: Run) -> None:
     ):
         ended = run("check", "--data", data, *arguments)
         assert (ended.code, told in ended.err) == (code, True), (arguments, ended)
+    with closing(DataDirectory(lived.directory, 0, 0)):
+        (lived.directory / "lock").unlink()
+        ended = run("check", "--data", data, "--repair", new)
+    assert (ended.code, "is held by another process" in ended.err) == (Exit.DIRECTORY, True)
     assert not any(place.exists() for place in (tmp_path / "new", lived.directory / "new", copy / "new"))

@@ -149,6 +149,7 @@ def _examined(resolved: "Resolved") -> Iterator[Finding]:
     for name, meant in resolved.misspelt.items():
         yield Finding("settings", Level.WARNING, f"{name} is no setting", f"Did you mean {meant}?")
     holder = holder_of(settings.data)
+    unseen = None if holder else checks.holder_without_lock(settings.data)
     place = _existing(settings.data)
     named: dict[str, Callable[[], Iterable[Finding]]] = {
         "versions": lambda: checks.versions(sys.version_info[:3]),
@@ -164,6 +165,10 @@ def _examined(resolved: "Resolved") -> Iterator[Finding]:
         "server": lambda: checks.health(holder),
         "queues": lambda: checks.queues(settings.data, holder),
     }
+    if unseen is not None:
+        yield checks.lock_deleted(settings.data, unseen)
+        for name in ("directory", "ports", "server", "queues"):  # which would look for one that has the lock
+            del named[name]
     for name, check in named.items():
         try:
             yield from check()

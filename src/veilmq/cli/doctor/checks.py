@@ -183,6 +183,25 @@ def sync_speed(times: Sequence[float]) -> Iterator[Finding]:
         yield Finding("fsync", Level.OK, text)
 
 
+def holder_without_lock(path: Path) -> Holder | None:
+    """Who holds the directory itself, as each owner does, though somebody deleted its file `lock`."""
+    with suppress(OSError):
+        place = path.stat()
+        wanted = f"{os.major(place.st_dev):02x}:{os.minor(place.st_dev):02x}:{place.st_ino}"
+        for line in Path("/proc/locks").read_text().splitlines():
+            _, kind, _, _, pid, inode, *_ = line.split()
+            if (kind, inode) == ("FLOCK", wanted):
+                return Holder(int(pid))
+    return None
+
+
+def lock_deleted(path: Path, holder: Holder) -> Finding:
+    """What to say of such a holder."""
+    text = f"pid {holder.pid} holds {path}, but its file `lock` was deleted, so no command finds that server"
+    fix = "Restart it: it makes the file again. Until then say where it is: --admin HOST:PORT."
+    return Finding("directory", Level.ERROR, text, fix)
+
+
 def ports(settings: Settings, holder: Holder | None) -> Iterator[Finding]:
     """Whether the server listens, or whether one could."""
     if holder is not None:

@@ -14,7 +14,7 @@ that the books of `veilmq check` begin there, and readers know the whole state a
 import fcntl
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
@@ -226,19 +226,16 @@ def repair(source: Path, destination: Path, backup: Path | None, progress: Progr
 
 @contextmanager
 def _looking(source: Path) -> Iterator[None]:
-    """No server starts on the source meanwhile. Raises DirectoryHeld if one runs."""
-    try:
-        lock = os.open(source / _LOCK, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+    """No server starts on the source meanwhile. Raises DirectoryHeld if one runs, also if its lock was deleted."""
+    with ExitStack() as opened:
+        for place in (source / _LOCK, source):  # a server holds both
+            with suppress(OSError):
+                lock = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
+                opened.callback(os.close, lock)
+                if is_held(lock):
+                    raise DirectoryHeld(source, read_holder(source))
+                fcntl.flock(lock, fcntl.LOCK_SH)
         yield
-        return
-    try:
-        if is_held(lock):
-            raise DirectoryHeld(source, read_holder(source))
-        fcntl.flock(lock, fcntl.LOCK_SH)
-        yield
-    finally:
-        os.close(lock)
 
 
 class _Work:
