@@ -181,6 +181,9 @@ def test_where_snapshots_are_kept_is_set_once_for_all_and_shown(empty: Cluster, 
     empty.pair.primary.query("update veilmq.shard set snapshots = %s", str(tmp_path / "place"))
     (tmp_path / "file").touch()
     assert "--snapshots: " in run("cluster", "init", *at, "--snapshots", str(tmp_path / "file")).err
+    for relative in ("other", "file://other"):
+        ended = run("cluster", "init", *at, "--snapshots", relative)
+        assert (ended.code, "is a relative path" in ended.err, (tmp_path / "other").exists()) == (2, True, False)
     stage, _ = played(tmp_path / "alone")
     stage.store.close()
     import_directory(empty.postgres(), tmp_path / "alone", NOW)

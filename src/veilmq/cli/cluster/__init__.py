@@ -83,9 +83,13 @@ def _init(
 
 
 def _try_place(url: str) -> None:
-    """Raises Failure if nothing can be written at the URL."""
+    """Raises Failure if nothing can be written at the URL, or if it is another place for each server."""
     from veilmq.store.archive import PlaceFailed, PlaceUnusable, place_at
 
+    folder = url.removeprefix("file://")
+    if "://" not in folder and not Path(folder).is_absolute():
+        advice = "Write it from the root on: each server would look below its own working directory."
+        raise Failure(Exit.USAGE, f"--snapshots: {url} is a relative path", advice)
     try:
         place = place_at(url)
         place.write("veilmq-try", b"")
