@@ -68,8 +68,9 @@ def test_a_queue_as_it_was(run: Run, tmp_path: Path) -> None:
     _, _, errors = run("queues", "rates", "jobs", "--last", "100d", *where)
     assert errors == "veilmq: --last: at most 2160 hours are shown at once\n"
     code, _, errors = run("queues", "at", "jobs", "5d", *where)
-    assert code != 0
-    assert "jobs" in errors
+    assert code == 1
+    assert errors.splitlines()[0] == "veilmq: no queue 000000000000/us-east-1/jobs at that time"
+    assert errors.endswith("veilmq events --queue jobs --kind queue_created\n")
 
 
 @pytest.mark.slow

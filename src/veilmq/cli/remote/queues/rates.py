@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from veilmq.cli.failures import Exit, Failure
+from veilmq.cli.failures import Exit, Failure, Missing
 from veilmq.cli.options import Everything, Queue, duration_us
 from veilmq.cli.output import duration, in_json, instant, lease_change, lease_named, print_json, table
 from veilmq.model.instant import from_text
@@ -120,7 +120,11 @@ def at(
     wanted: dict[str, Any] = {"at": _when("WHEN", when), "limit": limit, "scan": scan}
     wanted |= {} if until is None else {"until": _when("--until", until)}
     wanted |= {} if state is None else {"state": state.value}
-    found = asked.access.past(asked.queue(queue), wanted)
+    try:
+        found = asked.access.past(asked.queue(queue), wanted)
+    except Missing as missing:
+        advice = f"When it was created, if the history has it: veilmq events --queue {queue} --kind queue_created"
+        raise Failure(Exit.WRONG, f"{missing} at that time", advice) from None
     if asked.as_json:
         print_json(found)
         return
