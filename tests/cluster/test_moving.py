@@ -160,6 +160,7 @@ def test_a_restore_to_an_instant_and_its_words(empty: Cluster, run: Run, tmp_pat
     assert isinstance(stage.delete(jobs, handle), ReceiptInvalid)
     stage.store.close()
     assert "new exists already" in run(*begun).err
+    assert run(*begun[:2]).err.startswith("veilmq: --from: a cluster, an archive or a backup is needed\n")
     assert "expected an instant such as" in run("restore", "other", "--from", "new", "--to", "now").err
     assert "nothing from before that instant" in run(*begun[:1], "other", *begun[2:], "--to", "1971-01-01").err
     backed = run("restore", "copy", "--from", "new")

@@ -206,14 +206,14 @@ def _backup(
 def _restore(
     destination: Annotated[Path, typer.Argument(metavar="DIR", help="A directory that is empty or not there yet.")],
     source: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--from",
             metavar="SOURCE",
             envvar=["VEILMQ_ARCHIVE", "VEILMQ_CLUSTER"],
             help="A cluster's or archive's URL, or a backup.",
         ),
-    ],
+    ] = None,
     to: Annotated[
         str | None, typer.Option("--to", metavar="INSTANT", help="Up to this instant, 2026-01-31T12:00:00Z [its end].")
     ] = None,
@@ -225,6 +225,9 @@ def _restore(
     """
     from veilmq.cli.directory.restoring import restore
 
+    if source is None:
+        text = "--from: a cluster, an archive or a backup is needed"
+        raise Failure(Exit.USAGE, text, "Without the option VEILMQ_ARCHIVE counts, or else VEILMQ_CLUSTER.")
     raise typer.Exit(int(restore(destination, source, to, as_json=as_json)))
 
 
