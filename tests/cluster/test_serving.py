@@ -696,6 +696,9 @@ def test_the_commands_make_a_cluster_and_show_it(run: Run, shared_pair: Pair, tm
         shown = run("cluster", "status", "--cluster", shared_pair.dsn, "--json")
     finally:
         servers.close()
+    at = ("--data", str(tmp_path / "one" / "data"), "--cluster", shared_pair.dsn, "--peer", "127.0.0.1:0", "--json")
+    queues = [each["level"] for each in run("doctor", *at).json if each["check"] == "queues"]
+    assert queues == ["ok"]  # the copy of a server that is stopped, though no command may open it
     found = json.loads(shown.out)
     assert (shown.code, found["owner"], found["epoch"], found["lease_s"]) == (0, "one", 1, 1.5)
     assert found["records"] > 0

@@ -163,7 +163,7 @@ def _examined(resolved: "Resolved") -> Iterator[Finding]:
         "credentials": lambda: checks.credentials(settings),
         "certificate": lambda: checks.certificate(settings),
         "server": lambda: checks.health(holder),
-        "queues": lambda: checks.queues(settings.data, holder),
+        "queues": lambda: checks.queues(settings, holder),
     }
     if unseen is not None:
         yield checks.lock_deleted(settings.data, unseen)

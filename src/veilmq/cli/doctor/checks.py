@@ -66,6 +66,8 @@ _LISTENS: Final = "0A"
 _SOCKET_UNIT: Final = "(systemd)"
 """End of `listener_of` for the port of a socket unit."""
 _THROUGH: Final = ("127.0.0.1", "localhost")
+_MEMBER_FILE: Final = "cluster.json"
+"""As in veilmq.cluster.member, which needs the extra `cluster`."""
 
 
 def versions(python: Sequence[int]) -> Iterator[Finding]:
@@ -444,8 +446,13 @@ def health(holder: Holder | None) -> Iterator[Finding]:
         yield Finding("server", Level.OK, f"pid {holder.pid} is ready")
 
 
-def queues(path: Path, holder: Holder | None) -> Iterator[Finding]:
-    """Names, timeouts and damaged messages of all accounts."""
+def queues(settings: Settings, holder: Holder | None) -> Iterator[Finding]:
+    """Names, timeouts and damaged messages of all accounts. A copy that a server of a cluster keeps is opened by that
+    server alone."""
+    path = settings.data
+    if holder is None and settings.cluster is not None and (path / _MEMBER_FILE).exists():
+        yield Finding("queues", Level.OK, f"{path} is a copy of the cluster's: start the server to have them looked at")
+        return
     if holder is None and not (path / "veilmq.db").exists():
         yield Finding("queues", Level.OK, "there are none yet")
         return
