@@ -139,10 +139,13 @@ async def test_tls_protects_what_is_passed_on(peers: Peers, tmp_path: Path) -> N
     context.load_cert_chain(*files)
     owner = await peers.owner(context=context)
     trusting = ssl.create_default_context(cadata=CERTIFICATE)
-    await live_a_life(await peers.connected(owner.port.address, context=trusting))
-    strict = peers.caller(owner.port.address, THIRD, context=ssl.create_default_context())
+    await live_a_life(await peers.connected(owner.port.address, context=lambda: trusting))
+    trusted = ssl.create_default_context()
+    strict = peers.caller(owner.port.address, THIRD, context=lambda: trusted)
     await peers.until(lambda: strict.trouble)
     assert "certificate" in str(strict.trouble).lower()
+    trusted = trusting  # its file was replaced
+    await peers.until(lambda: strict.connected)
     plain = peers.caller(owner.port.address, THIRD)
     await peers.until(lambda: plain.trouble)
 

@@ -99,16 +99,17 @@ class Caller(Calls):
         on_returned: OnReturned,
         *,
         expects: str | None = None,
-        context: ssl.SSLContext | None = None,
+        context: Callable[[], ssl.SSLContext | None] = lambda: None,
         limits: Limits | None = None,
         unread: Unread | None = None,
     ) -> None:
-        """expects: the server that the address should lead to. context: for TLS. unread: counts what this server's own
-        clients have not read. Raises ValueError for a secret that is too short."""
+        """expects: the server that the address should lead to. context: makes that of TLS, and again if it fails.
+        unread: counts what this server's own clients have not read. Raises ValueError for too short a secret."""
         self.address, self.identity, self.limits = address, identity, limits or Limits()
         self.trouble: str | None = None
         self.troubles: Counter[str] = Counter()
-        self._secret, self._expects, self._context = secret, expects, context
+        self._secret, self._expects = secret, expects
+        self._read_context, self._context = context, context()
         self._clock, self._on_returned = clock, on_returned
         self._unread = unread
         self._calls: dict[Ticket, _Sent] = {}
@@ -243,6 +244,9 @@ class Caller(Calls):
                 await link.gone
             except (OSError, Refusal) as error:
                 self._failed(error)
+                if isinstance(error, ssl.SSLError):
+                    with suppress(OSError):  # a file of it is being replaced
+                        self._context = self._read_context()
             finally:
                 await link.drop()
             await asyncio.sleep(retry_s)

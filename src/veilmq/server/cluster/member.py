@@ -481,7 +481,7 @@ class ClusterServer:
     def _caller(self, address: tuple[str, int], returned: OnReturned) -> Caller:
         return Caller(
             address, self._identity, self._secret, self._clock, returned,
-            expects=self.owner or None, context=self._context(), unread=self.unread,
+            expects=self.owner or None, context=self._context, unread=self.unread,
         )  # fmt: skip
 
     def _context(self) -> ssl.SSLContext | None:

@@ -138,7 +138,7 @@ def load_pair(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
         context.load_cert_chain(certificate, key, password=_no_passphrase)
     except ssl.SSLError as error:
         why, reason = error.strerror or error.args[-1], getattr(error, "reason", None)
-        if "PEM lib" in why:
+        if "PEM lib" in why or getattr(error, "library", None) == "PEM":
             why = _not_whole(certificate, key)
         elif reason:
             why = _PLAIN_WORDS.get(reason, reason.replace("_", " ").lower())
