@@ -6,6 +6,7 @@ import functools
 import sys
 import threading
 import time
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -518,9 +519,13 @@ async def _asynchronous(job: Any) -> Any:
     yield job
 
 
-@for_each("handler", [functools.partial(lambda run, job: run(job), _coroutine), _generator, _asynchronous])
+def _future(job: Any) -> Any:
+    return Future[None]()
+
+
+@for_each("handler", [functools.partial(lambda run, job: run(job), _coroutine), _generator, _asynchronous, _future])
 def test_work_that_was_not_begun_is_not_done(stage: Stage, handler: Any) -> None:
-    """A decorator that hides an async handler, say: its message was deleted."""
+    """A decorator that hides an async handler, say, or a handler that submits to a pool: its message was deleted."""
     stage.send("a")
     counts = stage.work(handler, receives=1, kind="threads", retry=LATE)
     assert counts.outcomes == {"failed": 1}

@@ -23,7 +23,7 @@ import math
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from enum import StrEnum
 from numbers import Real
 from typing import Any, Protocol
@@ -321,12 +321,13 @@ def of_error(error: BaseException) -> Result:
 def of_return(jobs: Sequence[JobView], value: Any, batch: bool) -> list[Result]:
     """The results of a handler that returned. `value` of a batch handler names the failed messages, as jobs or ids.
 
-    Raises TypeError if it names anything else, or is work that was not done: a coroutine, or a generator.
+    Raises TypeError if it names anything else, or is work that may not be done: a coroutine, a generator or a future.
     """
-    is_waited_for = inspect.iscoroutine(value) or (asyncio.isfuture(value) and not value.done())
+    if asyncio.isfuture(value) or isinstance(value, Future):
+        raise TypeError(f"the handler returned a {type(value).__name__}, not its result: wait for that in the handler")
     if inspect.iscoroutine(value):
         value.close()
-    if is_waited_for or inspect.isasyncgen(value) or (not batch and inspect.isgenerator(value)):
+    if inspect.iscoroutine(value) or inspect.isasyncgen(value) or (not batch and inspect.isgenerator(value)):
         raise TypeError(f"the handler returned a {type(value).__name__} and did nothing: use an async def handler")
     if not batch:
         return [Result(Verdict.DONE, value)]
