@@ -129,10 +129,12 @@ def function(value: Any, parameter: str) -> None:
 
 
 def handle(value: Any) -> str:
-    """A handle. Raises ReceiptInvalid if it is not a str."""
-    if isinstance(value, str):
-        return value
-    raise ReceiptInvalid(reason=f"it is no str but a {type(value).__name__}")
+    """A handle. Raises ReceiptInvalid if it is empty or not a str."""
+    if not isinstance(value, str):
+        raise ReceiptInvalid(reason=f"it is no str but a {type(value).__name__}")
+    if not value:
+        raise ReceiptInvalid(reason="it is empty")
+    return value
 
 
 def extension(value: Any) -> Extension:
