@@ -7,7 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import TypeVar
@@ -99,6 +99,18 @@ class Scripted(Wrapping):
     def send_batch(self, messages: Sequence[str | Message]) -> list[Sent | VeilError]:
         if self.script:
             return self.script.pop(0)(self.inner, [each for each in messages if isinstance(each, Message)])
+        return self.inner.send_batch(messages)
+
+
+class OwnCode(Wrapping):
+    """A pattern with the application's own code: it knows a place for each type."""
+
+    def __init__(self, inner: Queue, places: Mapping[str, int]) -> None:
+        super().__init__(inner)
+        self.places = places
+
+    def send_batch(self, messages: Sequence[str | Message]) -> list[Sent | VeilError]:
+        assert all(self.places[each.type or "film"] >= 0 for each in messages if isinstance(each, Message))
         return self.inner.send_batch(messages)
 
 
@@ -373,7 +385,7 @@ def test_rows_that_cannot_be_sent_hold_up_no_others(place: Place) -> None:
     routed = RoutedQueue({}, place.queue, by=lambda message: str(places[message.type or "film"]))
     place.add("1", Message("2", type="tune"), "3", *[Message(f"t{number}", type="tune") for number in range(12)])
     relay = place.relay(routed)
-    with pytest.raises(KeyError, match="tune"):
+    with pytest.raises(ParameterInvalid, match="by: raised KeyError: 'tune'"):
         relay.run_once()
     assert place.bodies() == ["1", "3"]
     assert relay.failures() == []
@@ -382,6 +394,7 @@ def test_rows_that_cannot_be_sent_hold_up_no_others(place: Place) -> None:
     place.bodies()
     del places["tune"]
     place.add(*[Message("t", type="tune") for _ in range(12)], Message("x" * (1 << 21)), "behind them")
+    relay = place.relay(OwnCode(place.queue, places))
     with pytest.raises(KeyError, match="tune"):
         relay.run_once()
     assert (place.bodies(), len(relay.failures())) == (["behind them"], 1)

@@ -160,9 +160,15 @@ class TestRouting:
             with pytest.raises(ReceiptInvalid):
                 call(handle)
 
-    def test_a_bad_message_of_a_batch(self, routed: RoutedQueue) -> None:
+    def test_a_bad_message_of_a_batch(self, embedded: EmbeddedClient, routed: RoutedQueue) -> None:
         answers = routed.send_batch(["a", b"bytes", "b"])  # type: ignore[list-item]
         assert [type(answer) for answer in answers] == [Sent, ParameterInvalid, Sent]
+        one, other = made(embedded, "one", "other")
+        by_number = RoutedQueue({"1": one}, other, by=lambda message: str(int(message.body)))
+        answers = by_number.send_batch(["1", "x", "2"])
+        assert [type(answer) for answer in answers] == [Sent, ParameterInvalid, Sent]
+        assert "by" in str(answers[1])
+        assert "ValueError: invalid literal" in str(answers[1])
 
     def test_a_queue_of_a_batch_that_is_gone(self, embedded: EmbeddedClient, routed: RoutedQueue) -> None:
         embedded.account.delete("jobs-thumbnail")

@@ -414,7 +414,8 @@ class Relay(Closing, Anew):
 
 
 def _hopeless(error: Exception) -> bool:
-    """Whether this message can never be sent, whatever happens to the queue, and to the keys of one that encrypts."""
-    if isinstance(error, ParameterInvalid) and error.parameter == "keys":
+    """Whether this message can never be sent, whatever happens to the queue, to the keys of one that encrypts, and to
+    the function `by` of one that routes."""
+    if isinstance(error, ParameterInvalid) and error.parameter in ("keys", "by"):
         return False
     return isinstance(error, ParameterInvalid | MessageTooLarge | CapabilityMissing)

@@ -170,7 +170,8 @@ class RoutedQueue(Closing):
         return _named(queue, queue.send(message))
 
     def send_batch(self, messages: Sequence[str | Message]) -> list[Sent | VeilError]:
-        """See `Queue.send_batch`. One batch a queue; messages of one queue keep their order."""
+        """See `Queue.send_batch`. One batch a queue; messages of one queue keep their order. A message at which `by`
+        raises gets ParameterInvalid."""
 
         def send(queue: Queue, group: list[str | Message]) -> list[Sent | VeilError]:
             return [_named(queue, answer) if isinstance(answer, Sent) else answer for answer in queue.send_batch(group)]
@@ -349,6 +350,10 @@ class RoutedQueue(Closing):
             return self.route(message).queue
         except VeilError as error:
             return error
+        except Exception as error:  # noqa: BLE001 the application's own `by`: the other messages can be sent
+            refused = ParameterInvalid(parameter="by", reason=f"raised {type(error).__name__}: {error}")
+            refused.__cause__ = error
+            return refused
 
     def _queue_for(self, handle: str) -> Queue | VeilError:
         try:
