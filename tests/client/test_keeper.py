@@ -634,6 +634,9 @@ def test_the_documents_calls_take_the_message_itself(queue: Queue, keeper: Lease
     keeper.release(second)
     with pytest.raises(ParameterInvalid, match="does not hold it"):
         keeper.delete(third)
+    for call in (keeper.register, keeper.delete, keeper.forget, lambda handle: keeper.extend(handle, 60)):
+        with pytest.raises(ParameterInvalid, match="must be a Received, not str"):
+            call(third.handle)
     assert keeper.leases == 0
 
 

@@ -131,6 +131,7 @@ class LeaseKeeper(Closing, OfProcess):
         other errors like `Queue.extend`. ParameterInvalid for values that cannot work, and after the keeper is closed.
         """
         self.check_open()
+        checks.received(received, "received")
         if lease is not None:
             check_lease("lease", lease, self._capabilities)
         if max_hold is not None:
@@ -221,8 +222,7 @@ class LeaseKeeper(Closing, OfProcess):
         """Register nothing more, wait up to `deadline` seconds for the held messages, and let the rest go.
 
         Leases are extended during the wait. After it the remaining handlers are notified (Reason.CLOSED) and, with
-        `release`, their messages are released at once. Idempotent; does nothing in a forked child. Raises
-        ParameterInvalid.
+        `release`, their messages released at once. Idempotent; nothing in a forked child. Raises ParameterInvalid.
         """
         checks.remaining(deadline, "deadline")
         if self.inherited:
@@ -269,7 +269,7 @@ class LeaseKeeper(Closing, OfProcess):
     def _held(self, message: Lease | Received) -> Lease:
         if isinstance(message, Lease):
             return message
-        lease = self._decisions.holds.get(message.handle)
+        lease = self._decisions.holds.get(checks.received(message, "message").handle)
         if lease is None:
             raise ParameterInvalid(parameter="message", reason="this keeper does not hold it")
         return lease

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Final, NamedTuple, TypeVar
 
-from veilmq.client.messages import Extension, Message, named, size_bytes, with_fields
+from veilmq.client.messages import Extension, Message, Received, named, size_bytes, with_fields
 from veilmq.client.queue import Capabilities
 from veilmq.model.errors import CapabilityMissing, MessageTooLarge, ParameterInvalid, ReceiptInvalid
 from veilmq.model.messages import first_forbidden_character
@@ -135,6 +135,13 @@ def handle(value: Any) -> str:
     if not value:
         raise ReceiptInvalid(reason="it is empty")
     return value
+
+
+def received(value: Any, parameter: str) -> Received:
+    """A received message. Raises ParameterInvalid for anything else, as its handle alone."""
+    if isinstance(value, Received):
+        return value
+    raise ParameterInvalid(parameter=parameter, reason=f"must be a Received, not {type(value).__name__}")
 
 
 def extension(value: Any) -> Extension:
