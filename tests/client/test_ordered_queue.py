@@ -332,7 +332,9 @@ def test_after_an_undecided_entry_nothing_more_is_tried(place: Place) -> None:
 
 
 def test_what_cannot_keep_the_order_is_refused_before_it_has_a_number(place: Place) -> None:
-    sender = place.sender()
+    sender = place.sender(marking="body")
+    with pytest.raises(ParameterInvalid, match="must not be empty"):
+        sender.send("")
     with pytest.raises(ParameterInvalid, match="ttl"):
         sender.send(Message("1", ttl=60))
     with pytest.raises(MessageTooLarge):

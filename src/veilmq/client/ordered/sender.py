@@ -228,9 +228,10 @@ class OrderedSender(Side):
         message = as_message(given)
         if message.ttl is not None:
             raise ParameterInvalid(parameter="ttl", reason="a message that expires leaves a gap in the order")
-        text_bytes(message.body)
-        plain(message)
         capabilities = self.queue.capabilities
+        if len(text_bytes(message.body)) < capabilities.body_bytes_min:  # with its number it would not be empty
+            raise ParameterInvalid(parameter="body", reason="must not be empty")
+        plain(message)
         marked = self._marked(Mark(self._state.epoch, self._state.next), message)
         size_bytes = capabilities.transmitted_bytes(marked.body)
         if size_bytes > capabilities.body_bytes_max:
