@@ -155,7 +155,7 @@ def test_a_batch_of_which_some_are_sent(wire: Any) -> None:
 
 
 def test_a_batch_of_which_none_is_sent_is_one_error(wire: Any) -> None:
-    answer = wire.ask("POST", MESSAGES, batch("<MessageBody>x</MessageBody><Priority>0</Priority>", "<Other/>"))
+    answer = wire.ask("POST", MESSAGES, batch("<Other/>", "<Other/>"))
     assert (answer.code, answer.status) == ("InvalidArgument", 400)
     answer = wire.ask("POST", "/queues/nowhere/messages", batch("<MessageBody>x</MessageBody>", "<Other/>"))
     assert answer.status >= 400
@@ -169,6 +169,12 @@ def test_a_batch_of_which_none_is_sent_says_of_each_why(wire: Any) -> None:
     answer = wire.codec.encode(call, [DiskLow(free_bytes=5)] * 2)
     codes = [answer.body.count(b"<ErrorCode>%b<" % code) for code in (b"InvalidArgument", b"InternalServerError")]
     assert (answer.status, codes) == (500, [1, 2])
+    answer = wire.ask("POST", MESSAGES, batch("<MessageBody>x</MessageBody><Priority>0</Priority>", "<Other/>"))
+    assert answer.status == 400
+    assert [child.text for message in answer.xml for child in message] == [
+        "InvalidArgument", "The value of Priority should between 1 and 16.",
+        "InvalidArgument", "MessageBody: it is required.",
+    ]  # fmt: skip
 
 
 def test_a_delayed_duplicate_has_no_handle_to_tell(wire: Any) -> None:

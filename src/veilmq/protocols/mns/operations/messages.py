@@ -176,7 +176,8 @@ def _user_property(name: str, value: str, kind: str) -> str:
 
 
 PARTIAL_STATUS = 500
-"""Status of a batch of which some were sent. The documents do not give it; SDKs need 400 or more."""
+"""Status of a batch of which some were sent, or whose failures have different statuses. The documents do not give it;
+SDKs need 400 or more."""
 
 
 def plan_send(asked: Asked) -> Plan:
@@ -258,7 +259,7 @@ def _plan_batch(asked: Asked, queue: QueueKey, root: Element) -> Plan:
 
 
 def answer_send(call: Call, outcomes: Sequence[Outcome]) -> Response:
-    """201 with ids; of a batch with failures, 500, or the failure if all of them have it in common."""
+    """201 with ids; of a batch with failures, 500, or the failure or its status if all of them have it in common."""
     if call.memo is not None:
         return _answer_batch(call, outcomes)
     sent: Sent = sole(call, outcomes)
@@ -285,11 +286,15 @@ def _answer_batch(call: Call, outcomes: Sequence[Outcome]) -> Response:
     for place in range(len(call.commands) + len(refused)):
         answers.append(refused[place] if place in refused else _result(*next(results)))
     failures = [each for each in answers if isinstance(each, Refusal)]
-    if len(failures) == len(answers) and len({each.fault.code for each in failures}) == 1:
+    none_sent = len(failures) == len(answers)
+    if none_sent and len({(each.fault.code, each.message) for each in failures}) == 1:
         raise failures[0]
     texts = [_failed(each) if isinstance(each, Refusal) else _sent(*each, bare=bool(failures)) for each in answers]
     inside = "".join([f"<Message>{text}</Message>" for text in texts])
-    return document("Messages", inside, PARTIAL_STATUS if failures else 201)
+    if not failures:
+        return document("Messages", inside, 201)
+    statuses = {each.fault.status for each in failures}
+    return document("Messages", inside, statuses.pop() if none_sent and len(statuses) == 1 else PARTIAL_STATUS)
 
 
 def _result(command: AnyCommand, outcome: Outcome) -> tuple[Send, Sent] | Refusal:
