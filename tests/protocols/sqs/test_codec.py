@@ -168,7 +168,11 @@ def test_answers_to_pages_name_the_origin() -> None:
         (request(body=b"Action=ListQueues&MaxResults=many"), (400, "InvalidParameterValue")),
         (request(body=b"a=1&" * 5000), (400, "MalformedQueryString")),
         (request(body=b"Action=SendMessage&Attribute.1.Name=a&Attribute.1.Name=b"), (400, "MalformedQueryString")),
-        (request(body=b"Action=CreateQueue&Attribute.1.Value=a"), (400, "InvalidParameterValue")),
+        (request(body=b"Action=CreateQueue&QueueName=q&Attribute.1.Value=a"), (400, "InvalidAttributeName")),
+        (
+            request(body=b"Action=CreateQueue&QueueName=q&Attribute.1.Name=&Attribute.1.Value=a"),
+            (400, "InvalidAttributeName"),
+        ),
         (request(body=b"Action=CreateQueue&" + b"Attribute.1.Value." * 20_000 + b"=a"), (400, "MissingParameter")),
         (request(body=b"Action=CreateQueue&" + b"SendMessageBatchRequestEntry.1." * 10_000), (400, "MissingParameter")),
         (request(body=b"Action=CreateQueue&Tag.1.Key=a&Tag.2.Key=a"), (400, "InvalidParameterValue")),
@@ -189,7 +193,9 @@ def test_answers_to_pages_name_the_origin() -> None:
     ],
 )
 def test_what_is_no_request_is_refused(asked: Request, expected: tuple[int, str]) -> None:
-    assert code_of(decode(asked)) == expected
+    answer = decode(asked)
+    assert code_of(answer) == expected
+    assert dict(answer.headers).get(b"allow") == (b"GET, POST, OPTIONS" if expected[0] == 405 else None)
 
 
 class Checking(Ring):

@@ -47,6 +47,10 @@ def test_what_the_operation_does_not_know_may_be_anything(more: str) -> None:
 def test_entries_that_are_none_are_refused() -> None:
     with pytest.raises(Refusal, match="does not fit DeleteMessageBatch"):
         read(f"Action=DeleteMessageBatch&{URL}&Entries=x&DelaySeconds=x")
+    # An entry alone is refused for an empty name of an attribute, as in the JSON form.
+    first = "SendMessageBatchRequestEntry.1.MessageAttribute.1."
+    asked = read(f"Action=SendMessageBatch&{URL}&{first}Name=&{first}Value.StringValue=x")
+    assert [list(entry.message_attributes) for entry in asked.entries] == [[""]]
 
 
 @for_each(

@@ -153,6 +153,8 @@ class Codec:
 
     def _refused(self, refusal: Refusal, form: Form, request: Request) -> Response:
         headers = self._headers(request)
+        if refusal.fault is errors.METHOD_NOT_SUPPORTED:
+            headers += ((b"allow", b"GET, POST, OPTIONS"),)  # RFC 9110, 15.5.6
         if form is _JSON:
             return json_form.write_refusal(refusal, headers)
         return query_form.write_refusal(refusal, form, request.request_id, headers)

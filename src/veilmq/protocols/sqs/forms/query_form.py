@@ -281,11 +281,9 @@ def _map(member: str, elements: dict[int, Tree]) -> Tree:
     folded: Tree = {}
     for number in sorted(elements):
         element = elements[number]
-        key, value = element.get(label), element.get("Value", empty)
-        if not isinstance(key, str) or not key:
-            if member == "MessageAttributes":
-                raise Refusal(errors.INVALID_PARAMETER_VALUE, errors.NO_ATTRIBUTE_NAME)
-            raise Refusal(errors.INVALID_PARAMETER_VALUE, f"{label} of element {number} of {member} must not be empty.")
+        key, value = element.get(label, ""), element.get("Value", empty)  # an empty key is refused later, as in JSON
+        if not isinstance(key, str):
+            raise Refusal(errors.INVALID_PARAMETER_VALUE, f"{label} of element {number} of {member} must be a text.")
         if key in folded:
             raise Refusal(errors.INVALID_PARAMETER_VALUE, f"{label} of element {number} of {member} is repeated.")
         if isinstance(value, dict):
