@@ -175,6 +175,8 @@ class ChangeQueue(Command, tag=True, kw_only=True, gc=False):
     """Change nothing unless these settings have these values (`labels` and `tags`: all of them)."""
     if_version: str | None = None
     """Change nothing unless this is the queue's version (`QueueInfo.version`)."""
+    own_dead_letters: bool = True
+    """Whether the queue may become its own dead-letter queue, as SQS lets it and MNS does not."""
 
 
 class DeleteQueue(Command, tag=True, kw_only=True, gc=False):

@@ -6,6 +6,7 @@ import pytest
 
 from veilmq.model.instant import SECOND_US
 from veilmq.model.settings.queue import QueueKey, RedrivePolicy
+from veilmq.server.port import call_by_own_names
 from veilmq.testing.for_each import for_each
 
 QUEUE = "/queues/jobs"
@@ -252,6 +253,11 @@ def test_dead_letter_policies(wire: Any, target: str) -> None:
     off = "<Queue><DlqPolicy><Enabled>false</Enabled></DlqPolicy></Queue>"
     assert wire.ask("PUT", "/queues/new?metaoverride=true", off).status == 204
     assert wire.ask("GET", "/queues/new").text("DlqPolicy") is None
+    change = wire.request("PUT", "/queues/new?metaoverride=true", f"<Queue>{policy('its-alias')}</Queue>")
+    call = wire.codec.decode(change, wire.wall, wire.wall)
+    call_by_own_names(call.commands, {QueueKey(new.account, new.region, "its-alias"): new})
+    answer = wire.read(wire.codec.encode(call, wire.stage.batch(call.commands).outcomes))
+    assert (answer.code, "it is the queue itself" in answer.text("Message")) == ("InvalidArgument", True)
 
 
 @for_each(

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from tests.support.contract.stage import ACCOUNT, REGION, TESTER, Stage, bodies, refused
 
-from veilmq.model.commands import Receive
+from veilmq.model.commands import ChangeQueue, Receive
 from veilmq.model.errors import MessageGone, RedriveRefused
 from veilmq.model.instant import HOUR_US, SECOND_US
 from veilmq.model.messages import Extras, id_text
@@ -170,7 +170,10 @@ class TestDeadLetters:
     def test_a_dead_letter_of_its_own_queue_begins_anew(self, stage: Stage) -> None:
         """AWS takes it: a message that was received too often begins anew, at the end of its own queue."""
         queue = stage.create()
-        stage.change(queue, redrive=RedrivePolicy(queue, 1))
+        policy = RedrivePolicy(queue, 1)
+        of_mns = ChangeQueue(queue=queue, origin=TESTER, change={"redrive": policy}, own_dead_letters=False)
+        refused(stage.do(of_mns), RedriveRefused)
+        stage.change(queue, redrive=policy)
         sent = stage.send(queue)
         first = stage.take(queue, lease_us=LEASE_US)
         stage.later(LEASE_US)

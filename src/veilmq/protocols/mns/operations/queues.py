@@ -87,7 +87,7 @@ def _redrive(asked: Asked, policy: Element) -> RedrivePolicy | None:
     fields, target = dead_letter_queue(asked, policy)
     if target is None:
         return None
-    if target == asked.queue():  # SQS allows that; here it is more likely a mistake
+    if target == asked.queue():  # under its alias the store finds it: `own_dead_letters`
         raise bad("DeadLetterTargetQueue", "a queue cannot be its own dead-letter queue.")
     if "MaxReceiveCount" not in fields:
         raise bad("MaxReceiveCount", "it is required.")
@@ -119,7 +119,8 @@ def located(call: Call, path: str, created: bool) -> Response:
 
 def plan_change(asked: Asked) -> Plan:
     """SetQueueAttributes: attributes that are not named stay."""
-    return (ChangeQueue(queue=asked.queue(), origin=asked.caller.origin, change=_read_change(asked)),), None
+    queue, change = asked.queue(), _read_change(asked)
+    return (ChangeQueue(queue=queue, origin=asked.caller.origin, change=change, own_dead_letters=False),), None
 
 
 def plan_describe(asked: Asked) -> Plan:

@@ -231,6 +231,8 @@ def change(writer: Writer, command: ChangeQueue) -> Outcome:
     if wrong is not None:
         return wrong
     if settings.redrive is not None and settings.redrive != queue.settings.redrive:
+        if settings.redrive.target == queue.key and not command.own_dead_letters:
+            return RedriveRefused(target=str(queue.key), reason="it is the queue itself")
         refused = _redrive_refusal(writer, queue.key, settings)
         if refused is not None:
             return refused
