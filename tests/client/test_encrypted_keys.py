@@ -72,6 +72,8 @@ class TestFile:
     def test_two_of_one_id(self, tmp_path: Path) -> None:
         with pytest.raises(KeyFileInvalid, match="same id"):
             Keys.read(written(tmp_path / "keys", json.dumps({"keys": [ENTRY, ENTRY]})))
+        with pytest.raises(ParameterInvalid, match=r"must be Keys\(key, ...\), not list"):
+            Keys([new_key()])  # type: ignore[arg-type]
 
     def test_too_long(self, tmp_path: Path) -> None:
         with pytest.raises(KeyFileInvalid, match="longer"):

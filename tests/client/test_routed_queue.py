@@ -177,6 +177,8 @@ class TestRouting:
 
     def test_two_queues_of_one_name(self, embedded: EmbeddedClient) -> None:
         one, other = made(embedded, "q", "q")
+        with pytest.raises(ParameterInvalid, match="by: must be a function"):
+            RoutedQueue({"a": one}, one, by="type")  # type: ignore[arg-type]
         with pytest.raises(ParameterInvalid, match="twice"):
             RoutedQueue({"a": one}, other)
         with pytest.raises(ParameterInvalid, match="twice"):

@@ -576,6 +576,7 @@ class TestParameters:
             ({"guard_key": lambda message: message.id}, "guard"),
             ({"kind": "async"}, "handler"),
             ({"kind": "processes"}, "handler"),
+            *(({name: "5"}, name) for name in ("retry", "guard", "checkpoints", "metrics", "keeper", "on_lost")),
             ({"colour": "red"}, "colour"),
         ],
     )

@@ -89,9 +89,12 @@ class Keys:
     """Keys, oldest first: all decrypt, the last encrypts. Its repr shows no secret."""
 
     def __init__(self, *keys: Key) -> None:
-        """Raises ParameterInvalid if there is no key, or two have the same id."""
+        """Raises ParameterInvalid if there is no key, one is none, or two have the same id."""
         if not keys:
             raise ParameterInvalid(parameter="keys", reason="there must be one at least")
+        for key in keys:
+            if not isinstance(key, Key):
+                raise ParameterInvalid(parameter="keys", reason=f"must be Keys(key, ...), not {type(key).__name__}")
         self._keys = {key.id: key for key in keys}
         if len(self._keys) != len(keys):
             raise ParameterInvalid(parameter="keys", reason="two have the same id")

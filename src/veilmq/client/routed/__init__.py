@@ -67,6 +67,7 @@ class RoutedQueue(Closing):
         """routes: message type to queue; several types may share one. default: for messages without a type or with any
         other. by: returns a message's type; default: `Message.type`. name: of the whole; None: the default queue's.
         Raises ParameterInvalid: two queues of one name, or two leases for one queue."""
+        checks.function(by, "by")
         self._default = _route(default)
         self._by = by
         self._name = name
@@ -106,7 +107,7 @@ class RoutedQueue(Closing):
             if twice := seen & set(types):
                 raise ParameterInvalid(parameter=f"split[{place}].types", reason=f"{min(twice)!r} is there twice")
             seen |= set(types)
-        settings = template or Template()
+        settings = checks.template(template)
         if base_name.endswith(".fifo") and not settings.fifo:
             settings = msgspec.structs.replace(settings, fifo=True)
         account.create(base_name, settings)

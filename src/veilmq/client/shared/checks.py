@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Final, NamedTuple, TypeVar
 
-from veilmq.client.messages import Extension, Message, Received, named, size_bytes, with_fields
+from veilmq.client.messages import Extension, Message, Received, Template, named, size_bytes, with_fields
 from veilmq.client.queue import Capabilities
 from veilmq.model.errors import CapabilityMissing, MessageTooLarge, ParameterInvalid, ReceiptInvalid
 from veilmq.model.messages import first_forbidden_character
@@ -142,6 +142,15 @@ def received(value: Any, parameter: str) -> Received:
     if isinstance(value, Received):
         return value
     raise ParameterInvalid(parameter=parameter, reason=f"must be a Received, not {type(value).__name__}")
+
+
+def template(value: Any) -> Template:
+    """The settings of a queue to create; None: nothing but defaults. Raises ParameterInvalid for anything else."""
+    if value is None:
+        return Template()
+    if isinstance(value, Template):
+        return value
+    raise ParameterInvalid(parameter="template", reason=f"must be a Template, not {type(value).__name__}")
 
 
 def extension(value: Any) -> Extension:

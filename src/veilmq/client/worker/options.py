@@ -159,6 +159,7 @@ def complete(given: Options) -> Options:
         options["error_report"] = _one_of(ErrorReport, "error_report", options["error_report"])
     found: Options = options
     _check_numbers(found)
+    _check_objects(options)
     if found["poison_after"] is not None:
         checks.whole(found["poison_after"], "poison_after", 1, 1_000_000)
         if found["dead_letter_queue"] is None:
@@ -193,6 +194,26 @@ def _check_numbers(options: Options) -> None:
             checks.not_negative(given[name], name)
     if not callable(options["lease"]):
         checks.positive(options["lease"], "lease")
+
+
+_METHODS: Final = {"retry": "delay", "guard": "begin", "checkpoints": "load", "metrics": "ended"}
+"""An option that is an object, and one of the methods that it must have."""
+_FUNCTIONS: Final = ("guard_key", "on_lost", "on_error", "on_result")
+
+
+def _check_objects(given: dict[str, Any]) -> None:
+    """Without this check, the worker would find out when it has a message in hand."""
+    for name, method in _METHODS.items():
+        may_be_none = _DEFAULTS[name] is None
+        if not (given[name] is None and may_be_none) and not callable(getattr(given[name], method, None)):
+            reason = f"must be an object with the method `{method}`, not {type(given[name]).__name__}"
+            raise ParameterInvalid(parameter=name, reason=reason)
+    for name in _FUNCTIONS:
+        if given[name] is not None:
+            checks.function(given[name], name)
+    if not isinstance(given["keeper"], bool | Mapping | LeaseKeeper):
+        reason = f"must be True, False, parameters of a keeper or a LeaseKeeper, not {type(given['keeper']).__name__}"
+        raise ParameterInvalid(parameter="keeper", reason=reason)
 
 
 def _one_of(kind: type[Word], parameter: str, given: Any) -> Word:

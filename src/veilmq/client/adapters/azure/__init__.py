@@ -383,7 +383,7 @@ class AzureAccount(CloudAccount):
 
     def create(self, name: str, template: Template | None = None) -> bool:
         """Create Queue; True if it is new. Raises QueueExists, QueueDeletedRecently, ParameterInvalid."""
-        wanted = metadata_of(template or Template())
+        wanted = metadata_of(checks.template(template))
         queue = self.client.get_queue_client(_checked_name(name))
         try:
             self.call(queue.create_queue, name, creating=True, metadata=with_incarnation(wanted))

@@ -360,7 +360,6 @@ def _nothing(outcome: outcomes.Deleted) -> None:
 
 
 _PAGE: Final = 1_000
-_NO_TEMPLATE: Final = Template()
 
 
 class EmbeddedAccount(Closing):
@@ -414,7 +413,7 @@ class EmbeddedAccount(Closing):
     def create(self, name: str, template: Template | None = None) -> bool:
         """See `Account.create`. Also raises ParameterInvalid and RedriveRefused."""
         key = self._key(name)
-        change = settings_change(template or _NO_TEMPLATE, key)
+        change = settings_change(checks.template(template), key)
         created = self._do(CreateQueue(queue=key, origin=self._origin, change=change), name)
         assert isinstance(created, QueueCreated)
         return created.created

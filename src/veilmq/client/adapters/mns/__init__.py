@@ -399,7 +399,7 @@ class MnsAccount(CloudAccount):
 
     def create(self, name: str, template: Template | None = None) -> bool:
         """CreateQueue; True if it is new. Raises QueueExists, QueueDeletedRecently, ParameterInvalid."""
-        wanted = _wanted(template or Template())
+        wanted = _wanted(checks.template(template))
         _checked_name(name)
         if self._agrees(name, wanted):
             return False

@@ -332,7 +332,7 @@ class SqsAccount(CloudAccount):
 
     def create(self, name: str, template: Template | None = None) -> bool:
         """CreateQueue; True if it is new. Raises QueueExists, QueueDeletedRecently, ParameterInvalid."""
-        template = template or Template()
+        template = checks.template(template)
         attributes = creation_attributes(name, template, self.arn)
         try:
             self._url(name)

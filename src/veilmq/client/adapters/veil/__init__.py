@@ -365,7 +365,7 @@ class VeilAccount(CloudAccount):
 
     def create(self, name: str, template: Template | None = None) -> bool:
         """VeilMQ.CreateQueue. Raises QueueExists, QueueDeletedRecently, ParameterInvalid."""
-        template = template or Template()
+        template = checks.template(template)
         attributes = creation_attributes(name, template, self.arn)
         given = CreateQueueInput(queue_name=name, attributes=attributes, tags=dict(template.tags) or None)
         done = self._new_calls(name).call(_CREATE_QUEUE, given)

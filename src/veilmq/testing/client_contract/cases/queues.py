@@ -56,7 +56,12 @@ class TestAccounts:
 
     def test_settings_that_cannot_be_are_refused(self, stage: Stage) -> None:
         name = stage.name("bad")
-        templates = [Template(visibility_timeout=-1), Template(retention=-1), Template(delay=-1)]
+        templates: list[Any] = [
+            Template(visibility_timeout=-1),
+            Template(retention=-1),
+            Template(delay=-1),
+            {"delay": 5},
+        ]
         assert unrefused(lambda template: stage.account.create(name, template), templates) == []
         assert name not in stage.account.names()
 
