@@ -523,7 +523,19 @@ def _future(job: Any) -> Any:
     return Future[None]()
 
 
-@for_each("handler", [functools.partial(lambda run, job: run(job), _coroutine), _generator, _asynchronous, _future])
+class _Awaitable:
+    """As Twisted's Deferred is one."""
+
+    def __init__(self, job: Any) -> None: ...
+
+    def __await__(self) -> Any:
+        yield
+
+
+_HIDDEN = functools.partial(lambda run, job: run(job), _coroutine)
+
+
+@for_each("handler", [_HIDDEN, _generator, _asynchronous, _future, _Awaitable])
 def test_work_that_was_not_begun_is_not_done(stage: Stage, handler: Any) -> None:
     """A decorator that hides an async handler, say, or a handler that submits to a pool: its message was deleted."""
     stage.send("a")

@@ -327,7 +327,7 @@ def of_return(jobs: Sequence[JobView], value: Any, batch: bool) -> list[Result]:
         raise TypeError(f"the handler returned a {type(value).__name__}, not its result: wait for that in the handler")
     if inspect.iscoroutine(value):
         value.close()
-    if inspect.iscoroutine(value) or inspect.isasyncgen(value) or (not batch and inspect.isgenerator(value)):
+    if inspect.isawaitable(value) or inspect.isasyncgen(value) or (not batch and inspect.isgenerator(value)):
         raise TypeError(f"the handler returned a {type(value).__name__} and did nothing: use an async def handler")
     if not batch:
         return [Result(Verdict.DONE, value)]
