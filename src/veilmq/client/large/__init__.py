@@ -203,6 +203,7 @@ class LargeMessageQueue(Wrapping):
 
     def extend_batch(self, extensions: Sequence[Extension]) -> list[str | VeilError]:
         """See `Queue.extend_batch`."""
+        extensions = checks.batch(extensions, "extensions")
         split = [attempt(lambda each: self._split(checks.extension(each).handle), each) for each in extensions]
         answers = through(
             [
@@ -230,7 +231,7 @@ class LargeMessageQueue(Wrapping):
 
     def delete_batch(self, given: Sequence[str]) -> list[VeilError | None]:
         """See `Queue.delete_batch`."""
-        split = [attempt(self._split, handle) for handle in given]
+        split = [attempt(self._split, handle) for handle in checks.batch(given, "handles")]
         inner = [parts if isinstance(parts, VeilError) else parts.handle for parts in split]
         answers = through(inner, self.inner.delete_batch)
         for parts, answer in zip(split, answers, strict=True):

@@ -152,7 +152,7 @@ class OrderedQueue(Wrapping):
 
     def extend_batch(self, extensions: Sequence[Extension]) -> list[str | VeilError]:
         results: list[str | VeilError] = []
-        for each in extensions:
+        for each in checks.batch(extensions, "extensions"):
             try:
                 results.append(self.extend(checks.extension(each).handle, each.lease))
             except VeilError as error:

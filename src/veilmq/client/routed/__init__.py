@@ -215,7 +215,9 @@ class RoutedQueue(Closing):
         def queue_of(each: Extension) -> Queue:
             return self._split(checks.extension(each).handle)[0]
 
-        return self._grouped([(attempt(queue_of, each), each) for each in extensions], extend)
+        return self._grouped(
+            [(attempt(queue_of, each), each) for each in checks.batch(extensions, "extensions")], extend
+        )
 
     def release(self, handle: str, delay: float = 0, *, failure: Failure | None = None) -> None:
         """See `Queue.release`."""
@@ -233,7 +235,7 @@ class RoutedQueue(Closing):
         def delete(queue: Queue, group: list[str]) -> list[VeilError | None]:
             return queue.delete_batch([self._split(handle)[1] for handle in group])
 
-        return self._grouped([(self._queue_for(handle), handle) for handle in handles], delete)
+        return self._grouped([(self._queue_for(handle), handle) for handle in checks.batch(handles, "handles")], delete)
 
     def peek(self, count_max: int = 1) -> list[Peeked]:
         """See `Queue.peek`."""

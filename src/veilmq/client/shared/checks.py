@@ -101,13 +101,13 @@ def token(value: str | None, parameter: str) -> None:
         raise ParameterInvalid(parameter=parameter, reason=reason)
 
 
-def batch(value: Sequence[T]) -> Sequence[T]:
-    """The entries of a batch. Raises ParameterInvalid for a str, which Python treats as a sequence of characters, and
-    for anything that is not a collection."""
+def batch(value: Iterable[T], parameter: str = "messages") -> Sequence[T]:
+    """The entries of a batch; those of an iterator as a list. Raises ParameterInvalid for a str, which Python treats as
+    a sequence of characters, and for anything that is not a collection."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
-        reason = f"must be a list of messages, not {type(value).__name__}"
-        raise ParameterInvalid(parameter="messages", reason=reason)
-    return value
+        reason = f"must be a list of {parameter}, not {type(value).__name__}"
+        raise ParameterInvalid(parameter=parameter, reason=reason)
+    return value if isinstance(value, Sequence) else list(value)
 
 
 def whole_seconds(value: float, parameter: str, least: float, most: float) -> int:

@@ -140,7 +140,8 @@ class TracedQueue(Wrapping):
 
     def send_batch(self, messages: Sequence[str | Message]) -> list[Sent | VeilError]:
         """See `Queue.send_batch`. One span, whose context every message carries."""
-        with self._span({COUNT: len(checks.batch(messages))}) as span:
+        messages = checks.batch(messages)
+        with self._span({COUNT: len(messages)}) as span:
             able = self.capabilities
 
             def carry(given: str | Message) -> Message:

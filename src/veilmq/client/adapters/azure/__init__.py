@@ -273,7 +273,9 @@ class AzureQueue(CloudQueue["AzureAccount"]):
             extension = checks.extension(given)
             return extension.handle, lease_of("lease", extension.lease, 0)
 
-        return self._account.singly.batched(extensions, made, lambda entry: self._update(*entry))
+        return self._account.singly.batched(
+            checks.batch(extensions, "extensions"), made, lambda entry: self._update(*entry)
+        )
 
     def release(self, handle: str, delay: float = 0, *, failure: Failure | None = None) -> None:
         """Update Message to `delay` seconds."""
@@ -305,7 +307,7 @@ class AzureQueue(CloudQueue["AzureAccount"]):
     def delete_batch(self, handles: Sequence[str]) -> list[VeilError | None]:
         """Delete Message for each, a few at a time."""
         self._check_open()
-        return self._account.singly.batched(handles, checks.handle, self.delete)
+        return self._account.singly.batched(checks.batch(handles, "handles"), checks.handle, self.delete)
 
     def peek(self, count_max: int = 1) -> list[Peeked]:
         """Peek Messages."""

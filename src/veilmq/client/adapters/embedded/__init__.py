@@ -151,7 +151,7 @@ class EmbeddedQueue(Closing):
                 last = extension.lease, _lease_us(extension.lease)
             return self._extend(extension.handle, last[1], arrived)
 
-        return self._batch(extensions, make, _handle)
+        return self._batch(checks.batch(extensions, "extensions"), make, _handle)
 
     def release(self, handle: str, delay: float = 0, *, failure: Failure | None = None) -> None:
         """See `Queue.release`."""
@@ -168,7 +168,7 @@ class EmbeddedQueue(Closing):
     def delete_batch(self, handles: Sequence[str]) -> list[VeilError | None]:
         """See `Queue.delete_batch`. Up to 1,000 in a request."""
         arrived = self._shell.now()
-        return self._batch(handles, lambda handle: self._delete(handle, arrived), _nothing)
+        return self._batch(checks.batch(handles, "handles"), lambda handle: self._delete(handle, arrived), _nothing)
 
     def peek(self, count_max: int = 1) -> list[Peeked]:
         """See `Queue.peek`."""

@@ -260,7 +260,7 @@ class MnsQueue(CloudQueue["MnsAccount"]):
             extension = checks.extension(given)
             return _checked_handle(extension.handle), _lease("lease", extension.lease)
 
-        return self._account.singly.batched(extensions, made, self._extend)
+        return self._account.singly.batched(checks.batch(extensions, "extensions"), made, self._extend)
 
     def release(self, handle: str, delay: float = 0, *, failure: Failure | None = None) -> None:
         """ChangeMessageVisibility to `delay` seconds, at least one."""
@@ -282,7 +282,8 @@ class MnsQueue(CloudQueue["MnsAccount"]):
 
     def delete_batch(self, handles: Sequence[str]) -> list[VeilError | None]:
         """BatchDeleteMessage, as often as needed."""
-        return batched(handles, _checked_handle, self._delete_piece, BATCH_MAX, MESSAGE_BYTES_MAX, len)
+        given = checks.batch(handles, "handles")
+        return batched(given, _checked_handle, self._delete_piece, BATCH_MAX, MESSAGE_BYTES_MAX, len)
 
     def _delete_piece(self, handles: Sequence[str]) -> list[VeilError | None]:
         request = BatchDeleteMessageRequest(self._name, list(handles))

@@ -200,6 +200,7 @@ class SqsQueue(CloudQueue["SqsAccount"]):
             extension = checks.extension(given)
             return {"ReceiptHandle": extension.handle, "VisibilityTimeout": _lease_seconds(extension.lease)}
 
+        extensions = checks.batch(extensions, "extensions")
         with self._calls.reporting(WORKING):
             results = self._entries("change_message_visibility_batch", extensions, made)
         return [
@@ -217,7 +218,11 @@ class SqsQueue(CloudQueue["SqsAccount"]):
 
     def delete_batch(self, handles: Sequence[str]) -> list[VeilError | None]:
         """DeleteMessageBatch, as often as needed."""
-        return self._entries("delete_message_batch", handles, lambda given: {"ReceiptHandle": checks.handle(given)})
+        return self._entries(
+            "delete_message_batch",
+            checks.batch(handles, "handles"),
+            lambda given: {"ReceiptHandle": checks.handle(given)},
+        )
 
     def peek(self, count_max: int = 1) -> list[Peeked]:
         """SQS has no peek."""

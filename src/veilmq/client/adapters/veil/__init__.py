@@ -176,6 +176,7 @@ class VeilQueue(CloudQueue["VeilAccount"]):
             _check_lease(extension.lease)
             return veil.ExtendEntry(handle=extension.handle, lease=extension.lease)
 
+        extensions = checks.batch(extensions, "extensions")
         errors = batched(extensions, made, self._extend_piece, veil.ENTRIES_MAX)
         return [
             extension.handle if error is None else error for extension, error in zip(extensions, errors, strict=True)
@@ -196,7 +197,7 @@ class VeilQueue(CloudQueue["VeilAccount"]):
 
     def delete_batch(self, handles: Sequence[str]) -> list[VeilError | None]:
         """VeilMQ.Delete, as often as needed."""
-        return batched(handles, checks.handle, self._delete_piece, veil.ENTRIES_MAX)
+        return batched(checks.batch(handles, "handles"), checks.handle, self._delete_piece, veil.ENTRIES_MAX)
 
     def _delete_piece(self, handles: Sequence[str]) -> list[VeilError | None]:
         failures = self._delete(list(handles))

@@ -224,7 +224,7 @@ class OrderedReceiver(Side):
         with self._deciding():
             found: dict[Place, Entry] = {}
             with self._changed:
-                for handle in handles:
+                for handle in checks.batch(handles, "handles"):
                     try:
                         place, entry = self._find(handle)
                     except VeilError as error:

@@ -290,6 +290,15 @@ class TestValues:
         assert isinstance(results[-1], str)
         queue.delete(results[-1])
         self._is_empty(queue)
+        # A batch is any collection or iterator, but no text.
+        calls: list[Any] = [(queue.extend_batch, "extensions"), (queue.delete_batch, "handles")]
+        for call, name in [*calls, (queue.send_batch, "messages")]:
+            assert unrefused(call, ["ab", None, 3], parameter=lambda _, name=name: name) == []  # type: ignore[misc]
+        iterated: Any = iter([Extension(stage.held(queue).handle, LONG)])
+        (extended,) = queue.extend_batch(iterated)
+        iterated = iter([extended])
+        assert queue.delete_batch(iterated) == [None]
+        self._is_empty(queue)
 
     @staticmethod
     def _is_empty(queue: Queue) -> None:
