@@ -1,20 +1,22 @@
 """The pages of topics and of the server."""
 
+import hashlib
 import json
 import re
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 from tests.admin import server as admin
 from tests.console.conftest import Api, Clustered, Visitor
 from tests.console.test_pages import plain
 
-from veilmq.model.commands import CreateTopic, Origin, Subscribe
+from veilmq.model.commands import CreateTopic, Origin, Publish, Receive, Subscribe
 from veilmq.model.errors import VeilError
 from veilmq.model.settings.access import AccessKey, Action, Grant
 from veilmq.model.settings.queue import QueueKey
-from veilmq.model.settings.topic import SubscriptionSettings, TopicKey
+from veilmq.model.settings.topic import SubscriptionSettings, TopicKey, hidden_queue
 from veilmq.server.config.settings import Settings
 
 TESTER = Origin("mns", "tester")
@@ -66,6 +68,19 @@ def test_a_topic_shows_where_each_copy_goes(server: Any, api: Api, visitor: Visi
     row = plain(visitor.get("/console/topics").text)
     assert "news 000000000000 us-east-1 2 1 0 1 " in row
     assert visitor.get("/console/topics/000000000000/us-east-1/none").status_code == 404
+
+    # A copy that waits to be pushed leads to its topic: the queue that holds it has no page.
+    digest = hashlib.md5(b"x").digest()
+    publish = Publish(topic=NEWS, origin=TESTER, body="x", md5=digest, size_bytes=1)
+    pushing = Receive(queue=hidden_queue(NEWS, "to-web"), origin=Origin("push", "push"), lease_us=3_600_000_000)
+    server.on_loop(server.shell.call(publish))
+    (received,) = server.on_loop(server.shell.call(pushing))
+    message = f"/console/messages/{UUID(bytes=received.messages[0].id)}"
+    with_body = visitor.post(message, data=visitor.fields(message)).text
+    for shown in (visitor.get("/console/workers").text, with_body):
+        assert '<a href="/console/topics/000000000000/us-east-1/news">news/to-web</a>' in shown
+    assert "Download" in with_body
+    assert "news/to-web" not in with_body.partition("Download")[2].partition("</section>")[0], "nobody can send there"
 
 
 def test_the_server_shows_its_health_and_settings(server: Any, visitor: Visitor) -> None:
