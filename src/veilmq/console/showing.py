@@ -180,11 +180,15 @@ def pairs_read(field: str, text: str) -> dict[str, str]:
         if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
             raise FormWrong(field, "expected a JSON object of texts, or a line of name=value for each")
         return found
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    for line in lines:
-        if not line.partition("=")[0].strip() or "=" not in line:
+    pairs: dict[str, str] = {}
+    for line in filter(None, map(str.strip, text.splitlines())):
+        name, equals, value = (part.strip() for part in line.partition("="))
+        if not name or not equals:
             raise FormWrong(field, f"expected name=value, not {line!r}")
-    return {line.partition("=")[0].strip(): line.partition("=")[2].strip() for line in lines}
+        if name in pairs:
+            raise FormWrong(field, f"{name!r} is there twice")
+        pairs[name] = value
+    return pairs
 
 
 def _environment() -> Environment:
