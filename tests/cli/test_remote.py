@@ -18,6 +18,7 @@ from tests.support.ports import kept_ports
 
 from veilmq.cli.options import duration_us as read_duration
 from veilmq.cli.output import duration, instant, printable, time_text
+from veilmq.cli.remote.tables import message_blocks
 from veilmq.store.directory import DATABASE
 from veilmq.store.sqlite.disk.schema import VERSION
 from veilmq.testing.for_each import for_each
@@ -332,7 +333,7 @@ def test_a_trace_shows_what_took_all_messages_away(veilmq: Run) -> None:
     assert re.search(r"with 1 message\b", shown)
 
 
-def test_dead_letters_are_put_back(veilmq: Run) -> None:
+def test_dead_letters_are_put_back(veilmq: Run, capsys: pytest.CaptureFixture[str]) -> None:
     veilmq("queues", "create", "dead")
     veilmq("queues", "create", "orders", "--dead-letters", "dead", "--max-receives", "1")
     veilmq("queues", "create", "elsewhere")
@@ -345,6 +346,9 @@ def test_dead_letters_are_put_back(veilmq: Run) -> None:
     assert "nowhere" in veilmq("moves", "start", "dead", "--to", "nowhere").err
     assert "--rate: " in veilmq("moves", "start", "dead", "--rate", "501").err
     assert "dead letter of orders after 1 receive\n" in veilmq("peek", "dead").out
+    pushed = veilmq("peek", "dead", "--json").json[0] | {"dead_letter_receives": 0}
+    message_blocks([pushed])
+    assert "dead letter of orders\n" in capsys.readouterr().out
     begun = veilmq("moves", "start", "dead")
     assert (begun.code, begun.out.partition(":")[0]) == (0, "moving 2 messages of dead to where they came from")
     bodies = [veilmq("receive", "orders", "--wait", "20s", "--delete", "--json").json[0]["body"] for _ in range(2)]

@@ -116,8 +116,9 @@ def message_blocks(messages: Iterable[Mapping[str, Any]], *, whole: bool = False
             name, value = printable(attribute["name"]), printable(attribute["value"])
             print(f"  attribute  {name} = {value} ({printable(attribute['type'])})")
         if "dead_letter_receives" in message:
-            source = message["dead_letter_source"]["name"]
-            print(f"  dead letter of {source} after {counted(message['dead_letter_receives'], 'receive')}")
+            receives = message["dead_letter_receives"]  # 0: nobody received it; the server pushed it
+            after = f" after {counted(receives, 'receive')}" if receives else ""
+            print(f"  dead letter of {message['dead_letter_source']['name']}{after}")
         if "last_error" in message:
             error = message["last_error"]
             print(f"  last error  {printable(': '.join(part for part in (error['type'], error['text']) if part))}")
