@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -180,7 +181,7 @@ def test_a_command_that_is_repeated_with_its_id_acts_once(veilmq: Run) -> None:
     assert told[:5] == ["make", '"\\"', "many", "many.2", "p"]
 
 
-def test_jobs_are_started_shown_listed_and_cancelled(veilmq: Run) -> None:
+def test_jobs_are_started_shown_listed_and_cancelled(veilmq: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("orders", "other"):
         veilmq("queues", "create", name)
     for body in ("one", "two", "three"):
@@ -207,6 +208,15 @@ def test_jobs_are_started_shown_listed_and_cancelled(veilmq: Run) -> None:
     refused = veilmq("jobs", "cancel", job["id"])
     assert (refused.code, "only a running job" in refused.err) == (2, True)
     assert veilmq("jobs", "list", "--json", "--prefix", "none").out == ""
+
+    def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
+
+    veilmq("send", "other", "four")
+    monkeypatch.setattr("veilmq.cli.remote.messages.time", SimpleNamespace(sleep=interrupt))
+    left = veilmq("jobs", "start", "delete", "other", "--yes", "--wait")
+    (job, *_) = veilmq("jobs", "list", "--json").json
+    assert (left.code, f"job {job['id']} goes on: " in left.err) == (130, True)
 
 
 def test_a_message_is_found_by_its_id(veilmq: Run) -> None:

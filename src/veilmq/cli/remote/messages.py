@@ -442,11 +442,17 @@ def cancel_job(asked: "Asked", job: Job) -> None:
 def _end(asked: "Asked", job: Mapping[str, Any], *, wait: bool) -> None:
     """Show the job, when it has ended if that is wanted. Raises Failure if it failed, wholly or in part."""
     shows = wait and sys.stderr.isatty()
-    while wait and job["status"] in _UNDER_WAY:
-        if shows:
-            print(f"\r{_progress(job)}", end="", file=sys.stderr, flush=True)
-        time.sleep(_ASK_S)
-        job = asked.access.job(job["id"])
+    try:
+        while wait and job["status"] in _UNDER_WAY:
+            if shows:
+                print(f"\r{_progress(job)}", end="", file=sys.stderr, flush=True)
+            time.sleep(_ASK_S)
+            job = asked.access.job(job["id"])
+    except (KeyboardInterrupt, Unreachable):
+        one = job["id"]
+        told = f"job {one} goes on: `veilmq jobs show {one}` says how far it is, `veilmq jobs cancel {one}` ends it"
+        print(f"\r\x1b[K{told}" if shows else told, file=sys.stderr)
+        raise
     if shows:
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)
     _say(asked, job)
