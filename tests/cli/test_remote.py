@@ -76,6 +76,10 @@ def test_a_job_is_waited_for(veilmq: Run) -> None:
     (ended,) = veilmq("jobs", "start", "delete", "orders", "--yes", "--wait", "--json").json
     assert (ended["status"], ended["done"]) == ("completed", 300)
     assert veilmq("queues", "list", "--json").json[0]["counts"]["visible"] == 0
+    veilmq("queues", "create", "small", "--message-bytes-max", "1024")
+    veilmq("send", "orders", "x" * 2_000)
+    failed = veilmq("jobs", "start", "move", "orders", "--to", "small", "--yes", "--wait")
+    assert (failed.code, "veilmq: 1 message could not be moved: " in failed.err) == (1, True)
 
 
 def test_long_lines_go_in_smaller_batches(veilmq: Run) -> None:

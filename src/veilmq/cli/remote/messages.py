@@ -37,7 +37,7 @@ from veilmq.cli.options import (
     pairs,
     queue_names,
 )
-from veilmq.cli.output import in_json, print_json, printable, write_new
+from veilmq.cli.output import counted, in_json, print_json, printable, write_new
 from veilmq.cli.remote.tables import show_list
 
 if TYPE_CHECKING:
@@ -457,7 +457,8 @@ def _end(asked: "Asked", job: Mapping[str, Any], *, wait: bool) -> None:
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)
     _say(asked, job)
     if job["failed"] or job["status"] == "failed":
-        raise Failure(Exit.WRONG, f"{job['failed']} messages could not be moved: {job['failure'] or 'damaged'}")
+        which = counted(job["failed"], "message")
+        raise Failure(Exit.WRONG, f"{which} could not be {_done(job)}: {job['failure'] or 'damaged'}")
 
 
 def _progress(job: Mapping[str, Any]) -> str:
