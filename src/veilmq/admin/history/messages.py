@@ -134,8 +134,8 @@ class Located(NamedTuple):
     """Where a message is."""
 
     shown: dict[str, Any]
-    """{message, complete, scanned, places, last}: every queue that holds the message, with all that is there of it (a
-    published message may be in several), and the last event, which says how a message went that is nowhere."""
+    """{message, complete, scanned, places, last}: every queue that holds the message, with all that is there of it,
+    and the last event, which says how a message went that is nowhere."""
     peeks: list[RecordPeek]
     """Commands to run before the bodies in `shown` go out: they record who reads them."""
 
