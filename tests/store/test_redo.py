@@ -19,6 +19,7 @@ from veilmq.model.instant import SECOND_US
 from veilmq.model.outcomes import Deleted, Received
 from veilmq.store.directory import DatabaseUnusable, NotOurs
 from veilmq.store.sqlite.disk import connect, redo
+from veilmq.store.sqlite.repair.repair import repair
 from veilmq.store.sqlite.store import SqliteStore
 from veilmq.store.sqlite.tools import check
 from veilmq.store.sqlite.tools.backup import backup
@@ -192,8 +193,12 @@ def test_a_backup_and_a_check_of_killed_files_know_it(stage: Stage, tmp_path: Pa
 
 
 @pytest.mark.parametrize("place", ["first", "second"])
-def test_a_damaged_record_before_others_is_told(stage: Stage, place: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_record_before_others_is_told(
+    stage: Stage, place: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A repair says so, too, even if `committed` is of a moment before, as after a power cut."""
     queue = started(stage)
+    before = store_of(stage).directory.committed.read_bytes()
     for text in ("first", "second", "third"):
         stage.send(queue, text)
     database = killed(stage)
@@ -203,6 +208,9 @@ def test_a_damaged_record_before_others_is_told(stage: Stage, place: str, caplog
     assert "a batch is damaged or missing" in str(check(database).problems)
     with pytest.raises(NotOurs, match="events that were committed last are missing"):
         SqliteStore(database.parent, SMALL)
+    database.with_name("committed").write_bytes(before)
+    report = repair(database.parent, tmp_path / "new", None, lambda stage, done, total: None)
+    assert (report.events_missing, report.is_whole) == (1, False)
     database.with_name("committed").write_text("lost\n")
     stage.open()
     assert "a batch is damaged or missing" in caplog.text
@@ -276,7 +284,8 @@ def test_a_log_without_its_database_is_no_new_start(stage: Stage, lost: str) -> 
 
 @pytest.mark.parametrize("left", [None, 0, 100, 20_000])
 def test_a_killed_database_without_its_whole_log_is_no_start(stage: Stage, tmp_path: Path, left: int | None) -> None:
-    """As after a deletion, or a copy onto a full disk."""
+    """As after a deletion, or a copy onto a full disk. A repair says so even if `committed` is of a moment before."""
+    before = store_of(stage).directory.committed.read_bytes()
     queue = started(stage)
     stage.send(queue, "acknowledged")
     database = killed(stage)
@@ -286,18 +295,21 @@ def test_a_killed_database_without_its_whole_log_is_no_start(stage: Stage, tmp_p
         log.unlink()
     else:
         os.truncate(log, left)
-    before = database.read_bytes()
+    content = database.read_bytes()
     what = "missing" if left is None else f"cut, to {left} of {SMALL.redo_bytes} bytes"
     for _ in range(2):
         with pytest.raises(
             NotOurs, match=rf"redo is {what}, and with it the last acknowledged batches.*echo lost > .*redo"
         ):
             SqliteStore(database.parent, SMALL)
-    assert database.read_bytes() == before
+    assert database.read_bytes() == content
     assert what in str(check(database).problems)
     with pytest.raises(NotOurs, match=what):
         backup(database, tmp_path / "copy.db")
     assert not (tmp_path / "copy.db").exists()
+    database.with_name("committed").write_bytes(before)
+    report = repair(database.parent, tmp_path / "new", None, lambda stage, done, total: None)
+    assert (report.may_miss, report.is_whole) == (True, False)
     log.write_bytes(whole)
     stage.open()
     assert bodies(stage.receive(queue)) == ["acknowledged"]

@@ -13,7 +13,7 @@ that the books of `veilmq check` begin there, and readers know the whole state a
 
 import fcntl
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from itertools import groupby, islice
 from pathlib import Path
@@ -33,6 +33,7 @@ from veilmq.store.directory import (
     DatabaseFailed,
     DirectoryHeld,
     NotOurs,
+    Progress,
     is_held,
     read_holder,
 )
@@ -185,8 +186,6 @@ _CONTENT: Final = (
     " LEFT JOIN quarantine q USING (sequence) GROUP BY 1, 2"
 )
 
-Progress = Callable[[str, int, int], None]
-
 
 class _State(NamedTuple):
     """A database as it was put together."""
@@ -256,13 +255,9 @@ class _Work:
         """Whether some page is not the newest, and nobody knows which."""
         self._report = report
         self._progress = progress
-        self._noted = self._read_noted(source / COMMITTED)
-
-    def _read_noted(self, path: Path) -> Noted | None:
-        noted = last_commit.read(path)
-        if noted is None:
-            self._report.found.append(f"{COMMITTED}: missing or damaged, so nobody knows what was committed last")
-        return noted
+        self._noted = last_commit.read(source / COMMITTED)
+        if self._noted is None:
+            report.found.append(f"{COMMITTED}: missing or damaged, so nobody knows what was committed last")
 
     def run(self) -> None:
         """Write the new directory's database, and complete the report."""
@@ -372,6 +367,10 @@ class _Work:
             if damage:
                 return _State(key, epoch, following, damage, later)
             schema.migrate(connection)
+            is_lost = redo_file.loss(self._database.with_name(REDO), connection) is not None
+            if is_lost and (self._noted is None or self._noted.offset < following):  # an older one proves nothing
+                self._report.found.append(f"{REDO}: missing or cut, so nobody knows what was committed last")
+                self._report.may_miss = True
             with connection:
                 if missing:
                     apply_log(connection.execute, missing)
@@ -419,8 +418,7 @@ class _Work:
         return following + beyond
 
     def _read_journal(self, salvage: Salvage) -> tuple[int, int]:
-        """Learn from the redo log; returns the next offset of what is known without a gap, and how many events are
-        known behind it."""
+        """Learn from the redo log; returns the offset where a gap begins, and how many events are known behind it."""
         entries = self._read_log(salvage.keys())
         known = "SELECT max(ifnull((SELECT max(offset + count) FROM history), 0), ifnull((SELECT offset FROM mark), 0))"
         ((following,),) = read(salvage.target, known)
@@ -428,13 +426,17 @@ class _Work:
         salvage.read_journal(each for _, each in sorted(entries.entries.items()))
         if follow:
             following = follow[-1].following
-        return following, sum(each.count for at, each in entries.entries.items() if at > following)
+        beyond = [each for at, each in entries.entries.items() if at > following]
+        behind = sum(each.count for each in beyond)
+        if beyond:
+            self._report.events_missing = max(each.following for each in beyond) - following - behind
+        return following, behind
 
     def _count(self, following: int, state: _State | None) -> None:
         """Complete the report from the new database."""
         noted, report = self._noted, self._report
         if noted is not None and (state is None or noted.epoch == state.epoch or noted.offset > following):
-            report.events_missing = max(0, noted.offset - following)
+            report.events_missing = max(report.events_missing, noted.offset - following)
         report.may_miss |= report.events_missing > 0 or noted is None
         checked = tools.check(self._target, self._progress, is_owner=True)
         report.problems = [f"{each.kind}: {each.text}" for each in checked.problems if each.kind != "quarantine"]
@@ -445,7 +447,5 @@ class _Work:
                     setattr(contents[generation], place, count)
             for each in replay(connection).values():
                 content = contents[each.row.generation]
-                if each.leased:
-                    content.in_flight += 1
-                else:
-                    content.visible += 1
+                content.in_flight += each.leased
+                content.visible += not each.leased
