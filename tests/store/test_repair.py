@@ -4,6 +4,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
@@ -169,12 +170,32 @@ def test_a_destroyed_page_is_filled_from_the_backup(closed: Lived, tmp_path: Pat
         }
         shutil.rmtree(directory)
     assert counts["full"] == sum(counts.values()) if with_backup else counts["partly"] >= 2
+    directory = closed.copy(tmp_path / "damaged")  # an empty page in the place of the table's first: no gap shows it
+    write(directory / "veilmq.db", root(directory / "veilmq.db", "message"), page_of(directory / "veilmq.db", "topic"))
+    verdict = judge(closed, directory, tmp_path / "repaired", backup if with_backup else None)
+    assert (verdict.name, bool(verdict.told)) == ("full", True)
 
 
 def zero(database: Path, page: int) -> None:
+    write(database, page, bytes(PAGE_BYTES))
+
+
+def write(database: Path, page: int, content: bytes) -> None:
     with database.open("r+b") as file:
         file.seek((page - 1) * PAGE_BYTES)
-        file.write(bytes(PAGE_BYTES))
+        file.write(content)
+
+
+def page_of(database: Path, table: str) -> bytes:
+    """The first page of a table."""
+    at = root(database, table) * PAGE_BYTES
+    return database.read_bytes()[at - PAGE_BYTES : at]
+
+
+def root(database: Path, table: str) -> int:
+    """The number of a table's first page."""
+    with closing(apsw.Connection(str(database), flags=apsw.SQLITE_OPEN_READONLY)) as connection:
+        return int(str(connection.execute("SELECT rootpage FROM sqlite_schema WHERE name = ?", (table,)).get))
 
 
 def leaves(database: Path) -> list[int]:
@@ -197,11 +218,25 @@ def test_what_was_deleted_since_the_backup_does_not_come_back(stage: Stage, tmp_
     stage.store.close()
     database = store_of(stage).directory.database
     (page,) = leaves(database)
+    whole = page_of(database, "message")
     zero(database, page)
     report = repaired(database.parent, tmp_path / "new", tmp_path / "backup")
     assert report.is_whole, report
     (content,) = report.queues
     assert content.visible + content.in_flight == 5  # what came since is still in the redo log
+    write(database, page, whole)
+    stage.open()
+    stage.reopen()
+    before = page_of(database, "message")
+    for message in stage.receive(queue, 2):
+        stage.delete(queue, message.handle)
+    stage.store.close()
+    after = page_of(database, "message")
+    write(database, page, before)  # the disk lost the page's last write
+    report = repaired(database.parent, tmp_path / "again")
+    (content,) = report.queues
+    assert (content.visible + content.in_flight, report.is_whole) == (3, True)
+    write(database, page, after)
     stage.open()
 
 

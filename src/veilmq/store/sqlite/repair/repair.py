@@ -395,6 +395,7 @@ class _Work:
             schema.migrate(target)
             with target:
                 salvage = Salvage(target, image, self._frames, self._report, self._export)
+                salvage.asks_of_all = state is None or bool(state.problems)
                 salvage.names_are_damaged = state is not None and any(_NAMES in each for each in state.problems)
                 following = self._take_over(salvage, backup)
         return following

@@ -1,8 +1,8 @@
 """Takes over every row that can be read, and looks elsewhere for those that cannot.
 
 Strategy: copy the tables row by row into a new database. Where rows may be missing, the range of their numbers is in
-doubt: only there do older versions of the damaged pages, pages that no table leads to any more, and the backup count,
-and only there does the history decide which messages had left. What the history does not know is delivered again.
+doubt: only there do older versions of the damaged pages, pages that no table leads to any more, and the backup count.
+The history decides which messages had left, and which are missing; what it does not know is delivered again.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -69,8 +69,9 @@ class Salvage:
         self.export = export
         self.damaged: dict[int, bytes] = {}
         """Messages that cannot be delivered: ids by sequence."""
-        self.facts = Facts(self._is_wanted)
+        self.facts = Facts(self._is_wanted, self._has)
         self.history_is_whole = True
+        self.asks_of_all = False  # what the history knows: a whole page in the place of another leaves no gap
         self.names_are_damaged = False
         """Whether an index has another name for a queue than its row: then the history decides."""
         self._image = image
@@ -98,6 +99,9 @@ class Salvage:
         if sequence in self._journal or sequence in self._strays or sequence in self.damaged:
             return True
         return self.in_doubt("message", sequence) or bool(self._doubt["memtable"])
+
+    def _has(self, sequence: int) -> bool | None:
+        return self._is_there(self._tables["message"], sequence) if self.asks_of_all else None
 
     def copy(self) -> None:
         """Take over all tables."""
@@ -177,8 +181,7 @@ class Salvage:
 
     def _mend(self, row: Values) -> None:
         """Flip the one bit back that makes a message whole again, or remember that it is damaged."""
-        mended = mended_message(*row[11:])
-        if mended is None:
+        if (mended := mended_message(*row[11:])) is None:
             self.damaged[row[0]] = row[5]
             return
         self.target.execute("UPDATE message SET (extras, md5, body) = (?, ?, ?) WHERE sequence = ?", (*mended, row[0]))
@@ -372,14 +375,13 @@ class Salvage:
         wanted |= {sequence: each for sequence, each in self.damaged.items() if sequence not in self.facts.updated}
         if not wanted:
             return
-        contents = chain((frame.content for frame in reversed(self._frames)), self._all_pages())
+        pages = (self._image[number] for number in range(2, self._image.count + 1))
+        contents = chain((frame.content for frame in reversed(self._frames)), pages)
         found = self._find(wanted, chain.from_iterable(map(self._messages_in, contents)))
         if found:
             self.report.found.append(f"{found} messages came from old pages of veilmq.db or veilmq.db-wal")
         if backup is not None and (found := self._find(wanted, self._wanted_in(backup, wanted))):
-            self.report.found.append(
-                f"{found} missing or damaged messages came from the backup {backup.database.parent}"
-            )
+            self.report.found.append(f"{found} messages came from the backup {backup.database.parent}")
 
     def _find(self, wanted: dict[int, bytes], rows_found: Iterable[Values]) -> int:
         """Take the wanted messages among these, and remove them from the wanted; returns how many."""
@@ -398,9 +400,6 @@ class Salvage:
         for sequence in list(wanted):
             yield from backup.read("SELECT * FROM message WHERE sequence = ?", (sequence,))
         yield from backup.unflushed()
-
-    def _all_pages(self) -> Iterator[bytes]:
-        return (self._image[number] for number in range(2, self._image.count + 1))
 
     def _messages_in(self, content: bytes) -> Iterator[Values]:
         """Rows of messages in a page, if it is a leaf of `message` or of the journal."""

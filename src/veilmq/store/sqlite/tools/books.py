@@ -255,9 +255,10 @@ class Received(NamedTuple):
 class Facts:
     """What became of the wanted messages."""
 
-    def __init__(self, wanted: Callable[[int], bool]) -> None:
-        """wanted: whether a sequence is in doubt."""
-        self._wanted = wanted
+    def __init__(self, wanted: Callable[[int], bool], has: Callable[[int], bool | None]) -> None:
+        """wanted: whether a sequence is in doubt. has: whether the message has a row, which is then compared with what
+        became of it; None: it is not to be compared."""
+        self._wanted, self._has = wanted, has
         self.alive: dict[int, Entered] = {}
         """By sequence: those that were in a queue at the end."""
         self.left: set[tuple[int, bytes]] = set()
@@ -287,18 +288,25 @@ class Facts:
             self._empty(event.queue)
             if kind == Kind.QUEUE_DELETED:
                 self.deleted.add(event.queue)
-        elif sequence is not None and event.message is not None and self._wanted(sequence):
+        elif sequence is not None and event.message is not None:
             if kind in _LEAVES:
-                self.left.add((sequence, event.message))
                 self.alive.pop(sequence, None)
-            elif kind == Kind.CONTENT_UPDATED:
-                self.updated.add(sequence)
-            elif kind == Kind.RECEIVED:
-                due = event.at + (event.lease_us or 0)
-                self.received[sequence] = Received(event.at, due, event.origin or 0, event.attempt or 1)
+            if self._wanted(sequence):
+                self._note(event, sequence, event.message)
+            elif kind in _LEAVES and self._has(sequence):
+                self.left.add((sequence, event.message))
         for each in entered(event):
-            if self._wanted(each.sequence):
+            if self._wanted(each.sequence) or self._has(each.sequence) is False:
                 self.alive[each.sequence] = each
+
+    def _note(self, event: Event, sequence: int, message: bytes) -> None:
+        if event.kind in _LEAVES:
+            self.left.add((sequence, message))
+        elif event.kind == Kind.CONTENT_UPDATED:
+            self.updated.add(sequence)
+        elif event.kind == Kind.RECEIVED:
+            due = event.at + (event.lease_us or 0)
+            self.received[sequence] = Received(event.at, due, event.origin or 0, event.attempt or 1)
 
     def _empty(self, queue: int) -> None:
         for sequence in [each for each, fact in self.alive.items() if fact.queue == queue]:
