@@ -22,6 +22,8 @@ _NEVER: Final = 2_000_000_000.0
 """Seconds: what lives longer than sixty years never expires."""
 _FOR_EVER: Final = {"azure", "amqp"}
 """Protocols by which a message may live for ever."""
+_OF_SQS: Final = {"sqs", "veil", "embedded"}
+"""Protocols by which a message may come that an SDK of SQS has sent."""
 _AMQP_TTL_MAX: Final = 4_294_967.0
 """Seconds: RabbitMQ takes at most 2^32 - 1 ms as an expiration (its page "Time-To-Live and Expiration")."""
 
@@ -61,7 +63,7 @@ def differences(source: Capabilities, target: Capabilities, group: str | None, *
         found.append(Difference("a message that expires later than in 49 days never expires", False))
     elif target.protocol == "amqp" and source.attributes:
         found.append(Difference("numbers with a fraction or many digits go over as text, if AMQP has no type", False))
-    if source.protocol == "sqs":
+    if source.protocol in _OF_SQS:
         text = "custom attribute types (Number.int becomes Number) and X-Ray headers do not go over"
         found.append(Difference(text, False))
     if source.protocol == "azure" and target.ttl and target.protocol not in _FOR_EVER:
