@@ -73,6 +73,7 @@ class ArchivedFactory(SqliteFactory):
         source = ArchiveSource(self.place, "place")
         found = restore(source, None if to is None else Instant(to), place, open_follower)
         assert found.damaged == []
+        self.goes_on = found.goes_on
         with closing(connect(place / "veilmq.db")) as connection:
             return digest(connection)
 
@@ -263,6 +264,7 @@ def test_an_instant_from_before_a_restore_can_be_restored(stage: Stage, tmp_path
     factory.ship(stage.store)
     assert len(factory.place.list("")) == 2
     assert factory.restored(tmp_path / "new", was[1][0]) == was[1][1]
+    assert factory.goes_on == factory.wall
 
 
 def test_a_place_that_lost_its_snapshots_gets_another(

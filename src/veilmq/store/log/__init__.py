@@ -261,7 +261,7 @@ class Restored(msgspec.Struct, kw_only=True):
     records: int
     """Records that were applied."""
     goes_on: Instant | None = None
-    """The clock of the record that comes next in the source; None: there is none."""
+    """The clock of the record that comes next in the source, or else of its next snapshot; None: there is none."""
     damaged: list[str] = []
     """Snapshots that were passed over, and why the records ended early, if they did."""
 
@@ -291,6 +291,9 @@ def restore(source: Source, to: Instant | None, directory: Path, open_follower: 
             raise SourceUnusable(f"no snapshot from then is whole: {'; '.join(damaged)}") from error
     if not restored.clock:
         raise SourceUnusable("there is nothing from before that instant" if restored.goes_on else "it is empty")
+    if to is not None and restored.goes_on is None and not damaged:  # another epoch may follow
+        clocks = (max(held.point.clock, held.born) for held in source.snapshots())
+        restored.goes_on = min((clock for clock in clocks if clock > to), default=None)
     return restored
 
 
