@@ -175,6 +175,12 @@ def test_a_time_without_the_archive_begins_a_new_epoch(stage: Stage, tmp_path: P
     expected = factory.ship(stage.store)
     assert factory.restored(tmp_path / "new") == expected
     assert len(epochs(factory)) == 2
+    newest = max((tmp_path / "place").glob("*/snapshots/*/manifest.json"))
+    newest.write_bytes(newest.read_bytes()[:30])
+    for place, to in (("older", None), ("at once", stage.now)):
+        (tmp_path / place).mkdir(mode=0o700)
+        (told,) = restore(ArchiveSource(factory.place, "place"), to, tmp_path / place, open_follower).damaged
+        assert "has a damaged manifest" in told
 
 
 def test_a_directory_of_an_earlier_moment_begins_a_new_epoch(stage: Stage, tmp_path: Path) -> None:
@@ -308,6 +314,10 @@ def test_damaged_snapshots_are_told_if_none_is_whole(stage: Stage, tmp_path: Pat
         part.unlink()
     with pytest.raises(SourceUnusable, match=r"no snapshot from then is whole: the snapshot .* lacks part 0"):
         factory.restored(tmp_path / "new")
+    (manifest,) = (tmp_path / "place").glob("*/snapshots/*/manifest.json")
+    manifest.write_bytes(manifest.read_bytes()[:30])
+    with pytest.raises(SourceUnusable, match=r"no snapshot from then is whole: the snapshot .* has a damaged manifest"):
+        factory.restored(tmp_path / "newer")
 
 
 def test_a_snapshot_lacks_what_only_the_redo_log_has(stage: Stage, tmp_path: Path) -> None:

@@ -285,16 +285,19 @@ def upload(
 
 def snapshots(place: Place, lineage: str) -> list[tuple[str, Manifest]]:
     """All that are complete, with their folders, the newest first. Raises PlaceFailed."""
-    found = []
+    return [(folder, manifest) for folder, manifest in _manifests(place, lineage) if manifest is not None]
+
+
+def _manifests(place: Place, lineage: str) -> Iterator[tuple[str, Manifest | None]]:
+    """The same, and with None those with a damaged manifest, which count as none."""
     for name in reversed(place.list(f"{lineage}/{_SNAPSHOTS}")):
         folder = f"{lineage}/{_SNAPSHOTS}/{name}"
         content = place.read(f"{folder}/{_MANIFEST}")
         if content is not None:
             try:
-                found.append((folder, msgspec.json.decode(content, type=Manifest)))
+                yield folder, msgspec.json.decode(content, type=Manifest)
             except msgspec.MsgspecError:
-                continue  # a damaged manifest counts as none
-    return found
+                yield folder, None
 
 
 def fetch(place: Place, folder: str, manifest: Manifest, file: Path) -> Point:
@@ -394,6 +397,14 @@ def _born(epoch: int) -> Instant:
     return Instant(max(0, epoch - EPOCH_MIN) * SECOND_US)
 
 
+_UNKNOWN: Final = Point(Position(0, 0, 0), Instant(0))
+"""Of a snapshot with a damaged manifest."""
+
+
+def _refuse(folder: str, _file: Path) -> Point:
+    raise SnapshotBad(f"the snapshot {folder} has a damaged manifest")
+
+
 class ArchiveSource:
     """An archive to restore from. See `Source`."""
 
@@ -413,12 +424,15 @@ class ArchiveSource:
         found: list[list[Held]] = []
         for lineage in self._lineages:
             some = [
-                Held(manifest.point, partial(self._fetch, lineage, folder, manifest), _born(manifest.epoch))
-                for folder, manifest in snapshots(self._place, lineage)
+                Held(_UNKNOWN, partial(_refuse, folder))
+                if manifest is None
+                else Held(manifest.point, partial(self._fetch, lineage, folder, manifest), _born(manifest.epoch))
+                for folder, manifest in _manifests(self._place, lineage)
             ]
             found.append(sorted(some, key=_order, reverse=True))
         found.sort(key=lambda some: max((each.point.clock for each in some), default=0), reverse=True)
-        return [each for some in found for each in some]
+        together = [each for some in found for each in some]
+        return sorted(together, key=lambda each: each.point != _UNKNOWN)  # which may be the newest: so a restore tells
 
     def _fetch(self, lineage: str, folder: str, manifest: Manifest, file: Path) -> Point:
         self._lineage = lineage

@@ -230,6 +230,7 @@ class Held(NamedTuple):
     """A snapshot that a source has."""
 
     point: Point
+    """Its clock is 0 if it is not known, because of damage."""
     fetch: Callable[[Path], Point]
     """Writes its file, and returns what the file holds. Raises SnapshotBad, SourceUnusable, OSError: then remove the
     file."""
@@ -348,7 +349,7 @@ def _begin(source: Source, to: Instant | None, directory: Path, damaged: list[st
     found = source.snapshots()
     if to is not None:
         found = [held for held in found if held.point.clock <= to]
-        found.sort(key=lambda held: (held.born <= to, held.point.clock), reverse=True)
+        found.sort(key=lambda held: (not held.point.clock, held.born <= to, held.point.clock), reverse=True)
     for held in found:
         try:
             point = held.fetch(file)
