@@ -2,6 +2,7 @@
 
 import datetime
 import errno
+import fcntl
 import os
 import resource
 import shutil
@@ -90,6 +91,11 @@ class TestBesideAServer:
         assert (code, level, "its file `lock` was deleted" in text) == (2, "error", True)
         assert text.startswith(f"pid {running.process.pid} holds {running.data}")
         assert [doctor(name)[1] for name in ("ports", "server", "queues")] == [[], [], []]
+        running.stop()
+        looking = os.open(running.data, os.O_RDONLY)
+        fcntl.flock(looking, fcntl.LOCK_SH)  # as a repair does, which is no server
+        assert "was deleted" not in doctor("directory")[1][0][1]
+        os.close(looking)
 
     def test_it_names_a_queue_that_no_protocol_can_name(self, run: Run, doctor: Any, running: ServerProcess) -> None:
         name = "a_" * 45

@@ -220,7 +220,7 @@ def test_jobs_are_started_shown_listed_and_cancelled(veilmq: Run, monkeypatch: p
     monkeypatch.setattr("veilmq.cli.remote.messages.time", SimpleNamespace(sleep=interrupt))
     left = veilmq("jobs", "start", "delete", "other", "--yes", "--wait")
     (job, *_) = veilmq("jobs", "list", "--json").json
-    assert (left.code, f"job {job['id']} goes on: " in left.err) == (130, True)
+    assert (left.code, f"job {job['id']} has not ended: " in left.err) == (130, True)
 
 
 def test_a_message_is_found_by_its_id(veilmq: Run) -> None:

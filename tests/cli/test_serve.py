@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import signal
 import socket
@@ -471,6 +472,33 @@ def test_a_kill_loses_nothing_acknowledged(serve: Serve) -> None:
     url = again.sqs().get_queue_url(QueueName="orders")["QueueUrl"]
     got = again.sqs().receive_message(QueueUrl=url, MaxNumberOfMessages=10)["Messages"]
     assert {message["MessageId"] for message in got} == sent
+
+
+def test_deleted_files_are_copied_out_of_the_server_as_the_page_says(serve: Serve, tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+    (block,) = re.findall(r"^    OLD=.*?\n(?=\n)", page, re.MULTILINE | re.DOTALL)
+    server = serve().ready()
+    url = server.sqs().create_queue(QueueName="orders")["QueueUrl"]
+    for text in ("done", "waits"):
+        server.sqs().send_message(QueueUrl=url, MessageBody=text)
+    handle = server.sqs().receive_message(QueueUrl=url)["Messages"][0]["ReceiptHandle"]
+    for name in ("veilmq.db", "veilmq.db-wal"):
+        (server.data / name).unlink()
+    server.wait_for("veilmq.db was deleted or replaced while the server ran")
+    (tmp_path / "link").symlink_to(server.data)
+    environment = {
+        "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "PID": str(server.process.pid),
+        "OLD": f"{tmp_path}/link/", "NEW": f"{tmp_path}/new",
+    }  # fmt: skip
+    done = subprocess.run(["bash", "-c", block], capture_output=True, text=True, timeout=WAIT_S, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "2 messages" in done.stdout
+    assert "everything is in order" in done.stdout
+    os.kill(server.process.pid, signal.SIGKILL)
+    again = serve(data=tmp_path / "new").ready()
+    url = again.sqs().get_queue_url(QueueName="orders")["QueueUrl"]
+    again.sqs().delete_message(QueueUrl=url, ReceiptHandle=handle)
+    assert again.sqs().receive_message(QueueUrl=url)["Messages"][0]["Body"] == "waits"
 
 
 def test_backup_and_check_beside_a_running_server(serve: Serve, veilmq: Any, tmp_path: Path) -> None:

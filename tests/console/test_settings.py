@@ -143,7 +143,7 @@ def test_tags_are_text_and_come_back_as_they_were(orders: Api, visitor: Visitor)
             typed = pairs_typed(given)
             kept = html.unescape(html.escape(typed)).replace("\n", "\r\n")
             assert pairs_read("tags", kept) == given, typed
-    for wrong in ('{"a": 1}', "{", "[1]", "=a", "a=1\na=2", '{"a": "\\ud800"}'):
+    for wrong in ('{"a": 1}', "{", "[1]", "=a", "a=1\na=2", '{"a": "1", "a": "2"}', '{"a": "\\ud800"}'):
         with pytest.raises(FormWrong):
             pairs_read("tags", wrong)
     known = {tag for tag, _ in tags(visitor.get(f"{ORDERS}/settings").text).found}

@@ -33,6 +33,7 @@ NOT_RUN = {
     "verify": "some minutes: tests/cli/test_verify.py, tests/checking/test_page.py",
     "doctor": "of the machine: tests/cli/test_doctor.py",
     "check --repair": "a damaged directory: tests/cli/test_repair.py",
+    "check --data": "a deleted file: tests/cli/test_serve.py",
     "restore": "an archive, or a cluster",
     "events export": "the admin port of its own options: tests/admin",
     "events --from next --follow": "it does not end: tests/cli/test_follow.py",

@@ -21,12 +21,21 @@ def test_nothing_is_taken_until_the_file_is_back(tmp_path: Path, name: str, capl
     stage, away = Stage(SqliteFactory(tmp_path / name / "data")), tmp_path / name / "away"
     queue = started(stage)
     stage.send(queue, "acknowledged")
+    assert len(stage.peek(queue)) == 1
     file = store_of(stage).directory.database.with_name(name)
     file.rename(away)
     stage.later(SECOND_US)
     refused = stage.do(sending(queue))
     assert refused == StoreFailed(reason=f"{name} was deleted or replaced while the server ran")
     assert refused == store_of(stage).reader.refusal
+    readers = store_of(stage).readers
+    with (
+        readers.lend(),
+        pytest.raises(StoreFailed),
+        readers.lend(),
+    ):  # the first was open before; SQLite would make a file
+        pass
+    assert not file.exists()
     expect(stage.delete(queue, stage.take(queue).handle), Deleted)
 
     copyfile(away, file)
@@ -36,6 +45,8 @@ def test_nothing_is_taken_until_the_file_is_back(tmp_path: Path, name: str, capl
     away.rename(file)
     stage.later(SECOND_US)
     stage.send(queue, "next")
+    with readers.lend(), readers.lend():
+        pass
     stage.reopen(kill=True)
     assert bodies(stage.receive(queue, 10)) == ["next"]
     stage.store.close()

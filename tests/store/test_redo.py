@@ -285,8 +285,8 @@ def test_a_log_without_its_database_is_no_new_start(stage: Stage, lost: str) -> 
 @pytest.mark.parametrize("left", [None, 0, 100, 20_000])
 def test_a_killed_database_without_its_whole_log_is_no_start(stage: Stage, tmp_path: Path, left: int | None) -> None:
     """As after a deletion, or a copy onto a full disk. A repair says so even if `committed` is of a moment before."""
-    before = store_of(stage).directory.committed.read_bytes()
     queue = started(stage)
+    before = store_of(stage).directory.committed.read_bytes()
     stage.send(queue, "acknowledged")
     database = killed(stage)
     log = database.with_name("redo")

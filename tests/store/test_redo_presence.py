@@ -42,13 +42,14 @@ def test_a_first_start_that_ends_amid_it_needs_no_log(
     SqliteStore(tmp_path / step, SMALL).close()
 
 
-@pytest.mark.parametrize("error", [full(), apsw.BusyError("locked")], ids=repr)
+@for_each("error", [full(), apsw.BusyError("locked")], ids=repr)
 def test_a_log_that_cannot_be_noted_is_done_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.clear()
     with monkeypatch.context() as patched:
         patched.setattr(redo, "note_size", raising(error))
-        stage = Stage(SqliteFactory(tmp_path / "data"))
+        stage = Stage(SqliteFactory(tmp_path / type(error).__name__))
     assert "no redo log, so every batch is a transaction" in caplog.text
     queue = started(stage)
     stage.send(queue, "acknowledged")

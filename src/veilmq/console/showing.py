@@ -156,8 +156,16 @@ def attributes_read(text: str) -> list[dict[str, str]]:
 
 def _loaded(text: str) -> Any:
     """Raises ValueError, also for half a surrogate pair, which no protocol can carry; RecursionError."""
-    found = json.loads(text)
+    found = json.loads(text, object_pairs_hook=_once)
     json.dumps(found, ensure_ascii=False).encode()
+    return found
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Raises ValueError if a name is there twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name is there twice")
     return found
 
 
@@ -178,7 +186,8 @@ def pairs_read(field: str, text: str) -> dict[str, str]:
         except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
-            raise FormWrong(field, "expected a JSON object of texts, or a line of name=value for each")
+            text = "expected a JSON object of texts, no name twice, or a line of name=value for each"
+            raise FormWrong(field, text)
         return found
     pairs: dict[str, str] = {}
     for line in filter(None, map(str.strip, text.splitlines())):

@@ -105,7 +105,7 @@ class Copies:
         """Queues and messages as they are at one offset, as JSON lines."""
         scope = scope_of(request)
         reader = self._service.reader
-        if (refusal := reader.refusal) is not None:
+        if isinstance(refusal := reader.refusal, DiskLow):
             raise refusal
         copy = await self.make(partial(self._snapshot_file, scope))
         return stream(copy.parts(), JSON_LINES)
@@ -117,7 +117,7 @@ class Copies:
             with reader.look() as view:
                 lines, synced = snapshot_lines(view, scope), SyncedInPieces(file)
                 while some := list(islice(lines, _LINES_A_LOOK)):
-                    if (refusal := reader.refusal) is not None:
+                    if isinstance(refusal := reader.refusal, DiskLow):
                         raise refusal
                     synced.write(b"".join(some))
             file.seek(0)

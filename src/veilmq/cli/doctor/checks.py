@@ -187,12 +187,14 @@ def sync_speed(times: Sequence[float]) -> Iterator[Finding]:
 
 def holder_without_lock(path: Path) -> Holder | None:
     """Who holds the directory itself, as each owner does, though somebody deleted its file `lock`."""
+    if not os.access(path, os.R_OK | os.X_OK):  # nor can this user see the lock
+        return None
     with suppress(OSError):
         place = path.stat()
         wanted = f"{os.major(place.st_dev):02x}:{os.minor(place.st_dev):02x}:{place.st_ino}"
         for line in Path("/proc/locks").read_text().splitlines():
-            _, kind, _, _, pid, inode, *_ = line.split()
-            if (kind, inode) == ("FLOCK", wanted):
+            _, kind, _, mode, pid, inode, *_ = line.split()
+            if (kind, mode, inode) == ("FLOCK", "WRITE", wanted):  # a repair only reads
                 return Holder(int(pid))
     return None
 

@@ -450,7 +450,7 @@ def _end(asked: "Asked", job: Mapping[str, Any], *, wait: bool) -> None:
             job = asked.access.job(job["id"])
     except (KeyboardInterrupt, Unreachable):
         one = job["id"]
-        told = f"job {one} goes on: `veilmq jobs show {one}` says how far it is, `veilmq jobs cancel {one}` ends it"
+        told = f"job {one} has not ended: a server goes on with it, or `veilmq jobs show {one} --wait` does"
         print(f"\r\x1b[K{told}" if shows else told, file=sys.stderr)
         raise
     if shows:

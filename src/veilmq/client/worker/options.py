@@ -205,7 +205,8 @@ def _check_objects(given: dict[str, Any]) -> None:
     """Without this check, the worker would find out when it has a message in hand."""
     for name, method in _METHODS.items():
         may_be_none = _DEFAULTS[name] is None
-        if not (given[name] is None and may_be_none) and not callable(getattr(given[name], method, None)):
+        can = callable(getattr(given[name], method, None)) and not isinstance(given[name], type)
+        if not can and not (given[name] is None and may_be_none):
             reason = f"must be an object with the method `{method}`, not {type(given[name]).__name__}"
             raise ParameterInvalid(parameter=name, reason=reason)
     for name in _FUNCTIONS:

@@ -20,7 +20,8 @@ from veilmq.store.sqlite import tools
 from veilmq.store.sqlite.batch import Writer
 from veilmq.store.sqlite.batch.queues import LiveQueue
 from veilmq.store.sqlite.batch.rollups.worst import Worst
-from veilmq.store.sqlite.disk import MISMATCH, Checkpointer, Readers
+from veilmq.store.sqlite.disk import MISMATCH, Checkpointer
+from veilmq.store.sqlite.disk.readers import Readers
 from veilmq.store.sqlite.reading import SqliteView
 from veilmq.store.sqlite.tools import backup
 from veilmq.store.sqlite.upkeep.trimming import ReadPins

@@ -45,7 +45,8 @@ class Space:
         was_low = self.is_low
         has_room = free >= floor and (self._directory.take_reserve() or not was_low)
         self._look_at_files()
-        self._writer.refusal = self._refusal_by_files() if has_room else DiskLow(free_bytes=free)
+        refusal = None if self._gone is None else _failed(self._gone)
+        self._writer.refusal = refusal if has_room else DiskLow(free_bytes=free)
         if was_low == has_room:
             logger.warning("disk %s: %d bytes free, floor %d", "has space again" if was_low else "low", free, floor)
         if not has_room or self._gone is not None:
@@ -55,8 +56,16 @@ class Space:
         elif self._writer.redo.is_gone():
             self._writer.renew_redo(free - floor)
 
+    def check_files(self) -> None:
+        """Raises StoreFailed if a file is gone: SQLite would open another one, or make it. Any thread."""
+        if (gone := self._find_gone()) is not None:
+            raise _failed(gone)
+
+    def _find_gone(self) -> Path | None:
+        return next((path for path, inode in self._inodes.items() if not _is_file(path, inode)), None)
+
     def _look_at_files(self) -> None:
-        gone = next((path for path, inode in self._inodes.items() if not _is_file(path, inode)), None)
+        gone = self._find_gone()
         if gone is not None and self._gone is None:
             logger.error(
                 "%s was deleted or replaced while the server ran: sends and creates are refused until it is back. Do"
@@ -67,10 +76,9 @@ class Space:
             logger.warning("%s is back", self._gone)
         self._gone = gone
 
-    def _refusal_by_files(self) -> StoreFailed | None:
-        if self._gone is None:
-            return None
-        return StoreFailed(reason=f"{self._gone.name} was deleted or replaced while the server ran")
+
+def _failed(gone: Path) -> StoreFailed:
+    return StoreFailed(reason=f"{gone.name} was deleted or replaced while the server ran")
 
 
 def _is_file(path: Path, inode: int) -> bool:

@@ -31,7 +31,6 @@ from veilmq.store.sqlite.disk import (
     DAMAGE,
     MISMATCH,
     Checkpointer,
-    Readers,
     check_version,
     close_last,
     close_unchecked,
@@ -42,6 +41,7 @@ from veilmq.store.sqlite.disk import (
     unusable,
     verdict,
 )
+from veilmq.store.sqlite.disk.readers import Readers
 from veilmq.store.sqlite.effects import shipping_of
 from veilmq.store.sqlite.handlers import serial_order
 from veilmq.store.sqlite.loading import load, open_mending
@@ -135,7 +135,9 @@ class SqliteStore:
             close_unchecked(connection)
             raise unusable(database, error) from error
         self._writer.step_us_max = self.options.clock_step_us_max  # judged at the next batch, so not before
-        self.readers = Readers(database, self.options, self.apply_log, trusting=trusting)
+        self.readers = Readers(
+            database, self.options, self.apply_log, trusting=trusting, opening=self._space.check_files
+        )
         self.checkpointer = Checkpointer(database, self.options, int(connection.pragma("page_size")))
         self.reader = SqliteReader(
             self.directory, self.options, self._writer, self.readers, self.checkpointer, self.pins, self.apply_log

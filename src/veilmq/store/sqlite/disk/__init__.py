@@ -11,9 +11,7 @@ Each page ends with a checksum, which SQLite's extension `cksumvfs` writes and v
 import logging
 import os
 import shutil
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, TypeAlias, TypeVar
 
@@ -40,7 +38,6 @@ from veilmq.store.sqlite.disk.rows import add_functions
 
 SQLITE_OLDEST: Final = 3_051_003
 """3.51.3 fixes a corruption after a WAL reset."""
-_READERS_MAX: Final = 4
 _WAIT_S: Final = 0.02
 """How long a commit waits for a running checkpoint during which the WAL grew by `checkpoint_bytes`. At twice that
 growth the commit waits until the checkpoint ends."""
@@ -306,71 +303,6 @@ def open_reader(path: Path, options: Options) -> apsw.Connection:
     connection.pragma("query_only", True)
     connection.wal_autocheckpoint(0)
     return connection
-
-
-class Readers:
-    """A few read-only connections that threads borrow."""
-
-    def __init__(self, path: Path, options: Options, before: Callable[[], None], *, trusting: bool = False) -> None:
-        """before: called in the reading thread, so that the database has everything that was committed."""
-        self._path = path
-        self._options = options
-        self._before = before
-        self._idle: list[apsw.Connection] = []
-        self._free = threading.BoundedSemaphore(_READERS_MAX)
-        self._closed = False
-        self.trusting = trusting
-        """A page did not match its checksum; all are read now, whatever their checksums say."""
-
-    @contextmanager
-    def lend(self) -> Iterator[apsw.Connection]:
-        """Borrow a connection in a read transaction: one consistent, committed state. Waits while all are lent.
-
-        Raises StoreFailed for the first page that does not match its checksum.
-        """
-        with self._free:
-            self._before()
-            connection = self._idle.pop() if self._idle else open_reader(self._path, self._options)
-            try:
-                if self.trusting:
-                    trust_pages(connection)
-                connection.execute("BEGIN")
-                yield connection
-            except apsw.IOError as error:
-                if not is_mismatch(error):
-                    raise
-                self.tell_mismatch()
-                raise StoreFailed(reason=MISMATCH) from error
-            finally:
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
-                if self._closed:
-                    connection.close()
-                else:
-                    self._idle.append(connection)
-
-    def read(self, step: Callable[[apsw.Connection], T]) -> T:
-        """What `step` reads; again, if it met the first page that does not match its checksum."""
-        if not self.trusting:
-            try:
-                with self.lend() as connection:
-                    return step(connection)
-            except StoreFailed:
-                if not self.trusting:
-                    raise
-        with self.lend() as connection:
-            return step(connection)
-
-    def tell_mismatch(self) -> None:
-        """Say in the log that a page did not match its checksum, and read on whatever the pages hold."""
-        self.trusting = True
-        logger.error(SERVED, self._path)
-
-    def close(self) -> None:
-        """Close idle connections; a lent one is closed when it is returned."""
-        self._closed = True
-        while self._idle:
-            self._idle.pop().close()
 
 
 class Checkpointer:

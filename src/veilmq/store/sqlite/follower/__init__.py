@@ -22,13 +22,13 @@ from veilmq.store.sqlite.disk import (
     DAMAGE,
     MISMATCH,
     Checkpointer,
-    Readers,
     check_version,
     close_unchecked,
     is_mismatch,
     open_writer,
     schema,
 )
+from veilmq.store.sqlite.disk.readers import Readers
 from veilmq.store.sqlite.effects import position
 from veilmq.store.sqlite.follower.applying import Applier
 from veilmq.store.sqlite.reading import SqliteView

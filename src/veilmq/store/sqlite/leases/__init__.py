@@ -41,7 +41,7 @@ def _receive_alike(writer: Writer, commands: list[Receive], place: int) -> list[
     queue = writer.queue(key)
     if queue is None or queue.groups is not None or queue.settings.receives_per_second_max is not None:
         return []
-    if writer.bytes_left <= 0 or not queue.visible:
+    if writer.bytes_left <= 0 or (line := claims.shared_line(writer, queue)) is None:
         return []
     room = inf if cap is None else cap - queue.in_flight
     end = place
@@ -50,7 +50,7 @@ def _receive_alike(writer: Writer, commands: list[Receive], place: int) -> list[
         if room < 0 or command.origin is not origin or command.queue is not key or command.in_flight_max != cap:
             break
         end += 1
-    outcomes = claims.receive_alike(writer, queue, commands[place:end]) if end - place > 1 else []
+    outcomes = claims.receive_alike(writer, queue, line, commands[place:end]) if end - place > 1 else []
     if writer.bytes_left <= 0 and queue.visible:
         queue.woken += 1  # as in `receive`
     return outcomes

@@ -102,13 +102,18 @@ def receive(writer: Writer, queue: LiveQueue, command: Receive) -> Outcome:
     return Received(granted, wait_us, queue.settings.xml_body, wanted < command.count_max)
 
 
-def receive_alike(writer: Writer, queue: LiveQueue, commands: Sequence[Receive]) -> list[Outcome]:
-    """The outcomes of as many of the first receives as one line of unflushed messages serves. All are of one client,
-    and below their cap. For each it does what `receive` does."""
+def shared_line(writer: Writer, queue: LiveQueue) -> "deque[Unflushed] | None":
+    """The line of unflushed messages that serves several receives of a batch, if nothing else is to be looked at."""
     if writer.now >= queue.next_due or writer.expiry_now >= queue.next_expiry or not queue.visible:
-        return []
-    if writer.disorder or writer.memtable.unchecked or (line := _sole_line(queue)) is None:
-        return []
+        return None
+    return None if writer.disorder or writer.memtable.unchecked else _sole_line(queue)
+
+
+def receive_alike(
+    writer: Writer, queue: LiveQueue, line: deque[Unflushed], commands: Sequence[Receive]
+) -> list[Outcome]:
+    """The outcomes of as many of the first receives as a `shared_line` serves. All are of one client, and below their
+    cap. For each it does what `receive` does."""
     leased = lease_unflushed(writer, queue, line, [(command, command.count_max) for command in commands])
     _return_at_once(writer, queue)
     settings = queue.settings

@@ -364,13 +364,14 @@ class _Work:
             missing = entries.following(offset)
             following = missing[-1].following if missing else offset
             later = any(at > following for at in entries.entries)
+            with suppress(apsw.Error):  # the damage is told anyway
+                is_lost = redo_file.loss(self._database.with_name(REDO), connection) is not None
+                if is_lost and (self._noted is None or self._noted.offset <= following):  # it proves nothing
+                    self._report.found.append(f"{REDO}: missing or cut, so nobody knows what was committed last")
+                    self._report.may_miss = True
             if damage:
                 return _State(key, epoch, following, damage, later)
             schema.migrate(connection)
-            is_lost = redo_file.loss(self._database.with_name(REDO), connection) is not None
-            if is_lost and (self._noted is None or self._noted.offset < following):  # an older one proves nothing
-                self._report.found.append(f"{REDO}: missing or cut, so nobody knows what was committed last")
-                self._report.may_miss = True
             with connection:
                 if missing:
                     apply_log(connection.execute, missing)

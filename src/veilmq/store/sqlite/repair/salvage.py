@@ -221,6 +221,8 @@ class Salvage:
             self.export.add("history", row, "it cannot be decoded")
             self.target.execute("DELETE FROM history WHERE offset = ?", (row[0],))
         self.history_is_whole &= self._first_event == 0 or self.facts.has_snapshot
+        if not self.history_is_whole or self._doubt["history"]:  # what is gone may have left in the part that is lost
+            self.facts.alive = {at: each for at, each in self.facts.alive.items() if self._is_wanted(at)}
 
     def reconcile_times(self, clock: int) -> None:
         """Where a row and the history disagree about a time, keep the later one: nothing expires by a flipped bit."""

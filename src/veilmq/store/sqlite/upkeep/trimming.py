@@ -29,6 +29,7 @@ from typing import Final
 import msgspec
 
 from veilmq.model.commands import SERVER
+from veilmq.model.errors import DiskLow
 from veilmq.model.instant import MINUTE_US, SECOND_US
 from veilmq.store import MIB, Options
 from veilmq.store.reader import HOLD_S_MAX
@@ -110,7 +111,7 @@ def trim(writer: Writer, options: Options, floor: int | None, pins: ReadPins, ro
     if floor == 0:
         return 0
     with pins.trimming(writer.now) as step:
-        held = step.held if writer.refusal is None else None
+        held = None if isinstance(writer.refusal, DiskLow) else step.held
         cut = _beyond(writer, options, floor, held, rows_max)
         if cut:
             offset, step.first = cut[-1]
