@@ -177,13 +177,22 @@ def test_a_destroyed_page_is_filled_from_the_backup(closed: Lived, tmp_path: Pat
     shutil.rmtree(directory)
     pages = leaves(closed.directory / "veilmq.db", "history")
     assert len(pages) > 2
+    found = list[int]()
     for page in pages:  # what had left is then not missing, although nobody knows any more that it left
         directory = closed.copy(tmp_path / "damaged")
         zero(directory / "veilmq.db", page)
         verdict = judge(closed, directory, tmp_path / "repaired", backup if with_backup else None)
         assert verdict.repair is not None
-        assert (verdict.differences, verdict.repair.missing_count) == ([], 0)
+        assert (verdict.differences, verdict.repair.missing_count, verdict.repair.may_miss) == ([], 0, False)
+        write(
+            directory / "veilmq.db", root(directory / "veilmq.db", "message"), page_of(directory / "veilmq.db", "topic")
+        )
+        verdict = judge(closed, directory, tmp_path / "repaired", backup if with_backup else None)
+        assert verdict.repair is not None
+        assert (any("is back" in each for each in verdict.differences), verdict.repair.is_whole) == (False, False)
+        found.append(len(verdict.differences))
         shutil.rmtree(directory)
+    assert found[0] < found[-1] / 2, found  # what is known since the damage is brought back
 
 
 def zero(database: Path, page: int) -> None:

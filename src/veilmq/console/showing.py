@@ -149,7 +149,7 @@ def attributes_read(text: str) -> list[dict[str, str]]:
     try:
         found = _loaded(text)
     except (ValueError, RecursionError):
-        raise FormWrong("attributes", "expected a JSON list of {name, type, value}") from None
+        raise FormWrong("attributes", "expected a JSON list of {name, type, value}, no name twice") from None
     assert isinstance(found, list)  # the API looks at what is in it
     return found
 

@@ -366,8 +366,9 @@ class _Work:
             later = any(at > following for at in entries.entries)
             with suppress(apsw.Error):  # the damage is told anyway
                 is_lost = redo_file.loss(self._database.with_name(REDO), connection) is not None
+                told = f"{REDO}: missing or cut, so nobody knows what was committed last"
                 if is_lost and (self._noted is None or self._noted.offset <= following):  # it proves nothing
-                    self._report.found.append(f"{REDO}: missing or cut, so nobody knows what was committed last")
+                    self._report.found += [] if told in self._report.found else [told]
                     self._report.may_miss = True
             if damage:
                 return _State(key, epoch, following, damage, later)

@@ -142,7 +142,10 @@ class Salvage:
                 continue
             row = table.row(each.rowid, each.values)
             if each.is_misplaced or each.rowid <= last:
-                self._set_astray(table, row)
+                if table.name == "message":
+                    self._astray.append(row)
+                else:
+                    self.export.add(table.name, row, "its number is not what it was")
                 is_open = True
                 continue
             if is_open:
@@ -152,12 +155,6 @@ class Salvage:
             self._take(table, row, "the database has two of them")
         if is_open:
             self._doubt[table.name].append((last, NUMBER_MAX))
-
-    def _set_astray(self, table: Table, row: Values) -> None:
-        if table.name == "message":
-            self._astray.append(row)
-        else:
-            self.export.add(table.name, row, "its number is not what it was")
 
     def _take(self, table: Table, row: Values, reason: str) -> bool:
         """Insert a row. One that cannot be there twice goes into the export."""
@@ -209,20 +206,23 @@ class Salvage:
         rows_of_history: Any = self.target.cursor().execute("SELECT * FROM history ORDER BY offset")
         for row in rows_of_history:
             offset, count, *_, packed = row
-            self.history_is_whole &= expected in (None, offset)
+            if expected not in (None, offset):
+                self.history_is_whole = False
+                self.facts.forget()
             self._first_event = min(self._first_event, offset)
             expected = offset + count
             try:
                 self.facts.learn(EVENTS.decode(packed))
             except (ValueError, RecursionError):
                 broken.append(row)
+                self.facts.forget()
         for row in broken:
             self.history_is_whole = False
             self.export.add("history", row, "it cannot be decoded")
             self.target.execute("DELETE FROM history WHERE offset = ?", (row[0],))
         self.history_is_whole &= self._first_event == 0 or self.facts.has_snapshot
-        if not self.history_is_whole or self._doubt["history"]:  # what is gone may have left in the part that is lost
-            self.facts.alive = {at: each for at, each in self.facts.alive.items() if self._is_wanted(at)}
+        if any(high == NUMBER_MAX for _, high in self._doubt["history"]):
+            self.facts.forget()
 
     def reconcile_times(self, clock: int) -> None:
         """Where a row and the history disagree about a time, keep the later one: nothing expires by a flipped bit."""
@@ -324,9 +324,8 @@ class Salvage:
         image, accepts = self._image, surely(table)
         for versions in image.older.values():
             for content in versions:
-                yield from (
-                    table.row(each.rowid, each.values) for each in leaf_rows(_Replaced(image, content), 2, accepts)
-                )
+                for each in leaf_rows(_Replaced(image, content), 2, accepts):
+                    yield table.row(each.rowid, each.values)
         free = free_pages(image)
         for number in range(2, image.count + 1):
             if number not in self._seen and number not in free:
@@ -379,8 +378,7 @@ class Salvage:
             return
         pages = (self._image[number] for number in range(2, self._image.count + 1))
         contents = chain((frame.content for frame in reversed(self._frames)), pages)
-        found = self._find(wanted, chain.from_iterable(map(self._messages_in, contents)))
-        if found:
+        if found := self._find(wanted, chain.from_iterable(map(self._messages_in, contents))):
             self.report.found.append(f"{found} messages came from old pages of veilmq.db or veilmq.db-wal")
         if backup is not None and (found := self._find(wanted, self._wanted_in(backup, wanted))):
             self.report.found.append(f"{found} messages came from the backup {backup.database.parent}")

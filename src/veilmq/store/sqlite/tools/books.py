@@ -299,6 +299,10 @@ class Facts:
             if self._wanted(each.sequence) or self._has(each.sequence) is False:
                 self.alive[each.sequence] = each
 
+    def forget(self) -> None:
+        """Events are missing here: messages that are not wanted, but had no row, may have left by them."""
+        self.alive = {sequence: each for sequence, each in self.alive.items() if self._wanted(sequence)}
+
     def _note(self, event: Event, sequence: int, message: bytes) -> None:
         if event.kind in _LEAVES:
             self.left.add((sequence, message))
