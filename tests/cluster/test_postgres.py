@@ -128,7 +128,9 @@ def test_settings_that_a_pooler_drops_are_missed(shared_pair: Pair, monkeypatch:
 class TestInit:
     def test_a_second_time_changes_nothing(self, cluster: Cluster) -> None:
         cluster.owner("one", Clock())
-        again = init(cluster.postgres(), state_format=9, segment=7, lease_us=5)
+        with pytest.raises(Unfit, match="there already, with a lease of 3 s"):
+            init(cluster.postgres(), state_format=9, segment=7, lease_us=5)
+        again = init(cluster.postgres(), state_format=9, segment=7)
         assert again == cluster.shard._replace(epoch=1, owner="one", address="one:9400", holder=again.holder)
 
     def test_another_cluster_in_the_same_place_is_refused(self, cluster: Cluster) -> None:
