@@ -196,7 +196,7 @@ def test_a_backup_and_a_check_of_killed_files_know_it(stage: Stage, tmp_path: Pa
 def test_a_damaged_record_before_others_is_told(
     stage: Stage, place: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A repair says so, too, even if `committed` is of a moment before, as after a power cut."""
+    """A repair reports it, too, even if `committed` is older, as after a power cut."""
     queue = started(stage)
     before = store_of(stage).directory.committed.read_bytes()
     for text in ("first", "second", "third"):
@@ -284,7 +284,7 @@ def test_a_log_without_its_database_is_no_new_start(stage: Stage, lost: str) -> 
 
 @pytest.mark.parametrize("left", [None, 0, 100, 20_000])
 def test_a_killed_database_without_its_whole_log_is_no_start(stage: Stage, tmp_path: Path, left: int | None) -> None:
-    """As after a deletion, or a copy onto a full disk. A repair says so even if `committed` is of a moment before."""
+    """As after a deletion, or a copy onto a full disk. A repair reports it even if `committed` is older."""
     queue = started(stage)
     before = store_of(stage).directory.committed.read_bytes()
     stage.send(queue, "acknowledged")

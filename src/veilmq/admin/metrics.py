@@ -287,9 +287,10 @@ class Metrics:
             yield GaugeMetricFamily("veilmq_archive_lag_seconds", text, archive.lag_s)
             yield CounterMetricFamily("veilmq_archive_bytes", "Bytes archived.", archive.uploaded_bytes)
         yield GaugeMetricFamily("veilmq_disk_free_bytes", "Free space for the data.", reader.directory.free_bytes())
-        low = float(isinstance(reader.refusal, DiskLow))
+        refusal = reader.refusal
+        low = float(isinstance(refusal, DiskLow))
         yield GaugeMetricFamily("veilmq_disk_low", "1 while sends and creates are refused for want of space.", low)
-        gone = float(isinstance(reader.refusal, StoreFailed))
+        gone = float(isinstance(refusal, StoreFailed))
         yield GaugeMetricFamily("veilmq_database_gone", "1 while a file of the database is not in its place.", gone)
         yield GaugeMetricFamily(
             "veilmq_pages_damaged",

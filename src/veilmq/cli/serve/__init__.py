@@ -442,7 +442,7 @@ async def _reload_keys(service: Service) -> None:
 
 def _tell_unowned(service: Service, among: Set[str] | None = None) -> None:
     """Warn about queues of accounts that are not in the credentials file, as after a switch from development mode.
-    among: only of these."""
+    among: look only at these accounts."""
     if not service.keyring.checks:
         return
     known = {account.id for account in service.keyring.accounts}

@@ -7,6 +7,7 @@ from pathlib import Path
 from veilmq.model.errors import DiskLow, StoreFailed
 from veilmq.store.directory import DataDirectory
 from veilmq.store.sqlite.batch import Writer
+from veilmq.store.sqlite.disk.redo.file import is_same_file
 
 logger = logging.getLogger("veilmq.store")
 
@@ -62,7 +63,7 @@ class Space:
             raise _failed(gone)
 
     def _find_gone(self) -> Path | None:
-        return next((path for path, inode in self._inodes.items() if not _is_file(path, inode)), None)
+        return next((path for path, inode in self._inodes.items() if not is_same_file(path, inode)), None)
 
     def _look_at_files(self) -> None:
         gone = self._find_gone()
@@ -79,10 +80,3 @@ class Space:
 
 def _failed(gone: Path) -> StoreFailed:
     return StoreFailed(reason=f"{gone.name} was deleted or replaced while the server ran")
-
-
-def _is_file(path: Path, inode: int) -> bool:
-    try:
-        return path.stat().st_ino == inode
-    except FileNotFoundError:
-        return False

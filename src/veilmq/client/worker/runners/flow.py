@@ -316,7 +316,7 @@ class Flow:
 
     def close(self) -> None:
         """Stop taking, watching and settling."""
-        self._closed = True  # from now on `finish` settles without the pool, which ends
+        self._closed = True  # `finish` no longer uses the pool, which is shut down below
         self.alarm.close()
         if self._pool is not None:
             self._pool.shutdown()

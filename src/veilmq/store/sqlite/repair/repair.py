@@ -364,7 +364,7 @@ class _Work:
             missing = entries.following(offset)
             following = missing[-1].following if missing else offset
             later = any(at > following for at in entries.entries)
-            with suppress(apsw.Error):  # the damage is told anyway
+            with suppress(apsw.Error):  # a database too damaged to ask is reported below
                 is_lost = redo_file.loss(self._database.with_name(REDO), connection) is not None
                 told = f"{REDO}: missing or cut, so nobody knows what was committed last"
                 if is_lost and (self._noted is None or self._noted.offset <= following):  # it proves nothing

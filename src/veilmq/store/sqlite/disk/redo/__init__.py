@@ -31,7 +31,7 @@ from veilmq.model.instant import Instant
 from veilmq.store import Options
 from veilmq.store.directory import NotOurs
 from veilmq.store.files import Disk
-from veilmq.store.sqlite.disk.redo.file import RedoFile, ahead, is_given_up, keyless, note_size, open_file
+from veilmq.store.sqlite.disk.redo.file import RedoFile, ahead, is_given_up, is_same_file, keyless, note_size, open_file
 from veilmq.store.sqlite.disk.rows import Execute, MessageRow, Row, insert_rows
 
 INSERT_HISTORY: Final = "INSERT INTO history VALUES (?, ?, ?, ?, ?, ?)"
@@ -151,12 +151,7 @@ class Redo:
 
     def is_gone(self) -> bool:
         """Whether the file being written was deleted or replaced. Raises OSError."""
-        if self._file is None:
-            return False
-        try:
-            return self._path.stat().st_ino != self._inode
-        except FileNotFoundError:
-            return True
+        return self._file is not None and not is_same_file(self._path, self._inode)
 
     def prepare(
         self, row: Row, sequence: int, generation: int, messages: list[MessageRow]

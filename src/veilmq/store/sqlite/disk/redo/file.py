@@ -194,6 +194,14 @@ def loss(path: Path, connection: apsw.Connection) -> str | None:
     return f"{path} is {what}, and with it the last acknowledged batches before a crash: {_advice(path)}"
 
 
+def is_same_file(path: Path, inode: int | None) -> bool:
+    """Whether the file there is still the one with that inode: neither deleted nor replaced. Raises OSError."""
+    try:
+        return path.stat().st_ino == inode
+    except FileNotFoundError:
+        return False
+
+
 def ahead(path: Path) -> str:
     """Says that the database is older than the log, and what to do."""
     return f"what was committed before the first record of {path} is missing: where is veilmq.db-wal? {_advice(path)}"
