@@ -29,6 +29,7 @@ from veilmq.server.http.listener import listen
 from veilmq.server.port import Port
 from veilmq.server.shell import Shell
 from veilmq.store import RollbackLog
+from veilmq.store.sqlite.batch.memtable import BATCHES_MAX
 from veilmq.store.sqlite.store import SqliteStore
 from veilmq.testing.for_each import for_each
 
@@ -54,10 +55,6 @@ async def wait_and_go(path: Path) -> list[str]:
     await shell.stop(5)
     store.close()
     return [message.body for message in outcome.messages]
-
-
-def test_a_caller_that_goes_while_it_waits_takes_nothing_with_it(tmp_path: Path) -> None:
-    assert asyncio.run(wait_and_go(tmp_path / "data")) == ["work"]
 
 
 async def take_and_go(path: Path) -> list[str]:
@@ -116,11 +113,11 @@ async def receive_in_vain(path: Path) -> list[str]:
     return [message.body for message in outcome.messages]
 
 
-@for_each("play", [take_and_go, receive_in_vain])
-def test_an_answer_that_comes_as_its_caller_goes_is_given_back(
+@for_each("play", [wait_and_go, take_and_go, receive_in_vain])
+def test_a_caller_that_goes_takes_nothing_with_it(
     tmp_path: Path, play: Callable[[Path], Coroutine[Any, Any, list[str]]]
 ) -> None:
-    """So is one that cannot be written."""
+    """Nor does an answer that cannot be written."""
     assert asyncio.run(play(tmp_path / play.__name__)) == ["work"]
 
 
@@ -174,6 +171,30 @@ def test_a_stream_of_calls_is_not_gathered_for_ever(tmp_path: Path) -> None:
     batches, waited = asyncio.run(count_batches(tmp_path / "data", turns=1_000, calls_first=2))
     assert 7 <= batches <= 10  # of 128 each
     assert waited < 140
+
+
+async def fill_the_memtable(path: Path) -> list[tuple[int, int]]:
+    """The last two batches before one that flushes, and that one: of how many the database knows nothing, and how many
+    are in the journal, some turns of the loop after each."""
+    store = SqliteFactory(path).open()
+    shell = Shell(Engine(), store, JumpingClock())
+    shell.start()
+    await shell.call(CreateQueue(queue=QUEUE, origin=TESTER))
+    writer, states = store._writer, []
+    for _ in range(BATCHES_MAX + 1):
+        await shell.call(sending(QUEUE))
+        for _ in range(4):
+            await asyncio.sleep(0)
+        states.append((len(writer.redo.unapplied), writer.memtable.batches))
+    await shell.stop(5)
+    store.close()
+    return states[-3:]
+
+
+def test_the_log_is_applied_before_the_batch_that_flushes(tmp_path: Path) -> None:
+    """In a turn of the loop of its own, because the two together take long."""
+    states = asyncio.run(fill_the_memtable(tmp_path / "data"))
+    assert states == [(BATCHES_MAX - 1, BATCHES_MAX - 1), (0, BATCHES_MAX), (0, 0)]
 
 
 async def act_after_a_stall(path: Path) -> list[str]:

@@ -18,6 +18,7 @@ from veilmq.model.instant import DAY_US, HOUR_US, MINUTE_US, SECOND_US, Instant
 from veilmq.model.messages import Report, Reported, failure_of
 from veilmq.model.settings.queue import QueueKey, RedrivePolicy
 from veilmq.store.rollups import COUNTS, HOLDS, STEPS, WAITS, Rollup, State, middle_us, step_of, unpacked
+from veilmq.store.sqlite.batch import rollups
 from veilmq.store.sqlite.batch.rollups import PERIOD_SHIFT
 from veilmq.store.sqlite.disk import connect
 from veilmq.store.sqlite.tools import check
@@ -119,9 +120,17 @@ def test_minutes_and_hours_are_what_the_history_says(stage: Stage, monkeypatch: 
     }, "the histograms are added, too, and an hour ends as its last minute"
 
 
-def test_a_kill_loses_nothing_of_the_present_minute_and_counts_nothing_twice(stage: Stage) -> None:
+def test_a_kill_loses_nothing_of_the_present_minute_and_counts_nothing_twice(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many events that wait are counted between two batches."""
+    store, pending = store_of(stage), store_of(stage)._writer.rollups.pending
+    monkeypatch.setattr(rollups, "EVENTS_MAX", pending + 20)
     for number in range(20):
+        assert not store.work_ahead()
         stage.send(JOBS, str(number))
+    assert store.work_ahead()
+    assert store._writer.rollups.pending == 0
     stage.delete(JOBS, stage.take(JOBS).handle)
     over(stage)
     stage.send(JOBS, "in the next minute")

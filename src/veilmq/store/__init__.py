@@ -6,8 +6,6 @@ writes, and returns one outcome per command. `commit` makes the batch durable; i
 runs it. A store is what passes the contract suite (tests/support/contract). No higher room knows which store it has,
 except `engine.directory` and the commands that work on a directory without a server. Everything outside the batches
 reads through the store's `Reader` (reader.py).
-
-The defaults of `Options` are for production; tests use smaller values.
 """
 
 import logging
@@ -51,7 +49,7 @@ class RollbackLog:
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of the store; each name carries its unit."""
+    """Limits of the store; each name carries its unit. The defaults are for production; tests use smaller values."""
 
     history_us_max: int = 7 * DAY_US
     """Events older than this are trimmed."""
@@ -129,6 +127,10 @@ class Store(Protocol):
         """
         ...
 
+    def work_ahead(self) -> bool:
+        """Between two batches: do a part of what the next one would have to do first. Returns whether there was any."""
+        ...
+
     @property
     def commit_takes_long(self) -> bool:
         """Whether the next `commit` may wait, or do more than make the batch durable. Then run it in a thread."""
@@ -145,10 +147,8 @@ class Store(Protocol):
         ...
 
     def commit(self) -> None:
-        """Make the applied batch durable. Blocks.
-
-        Raises StoreFailed (rolled back; the store can go on) or StoreUnknown (as in `apply`).
-        """
+        """Make the applied batch durable. Blocks. Raises StoreFailed (rolled back; the store can go on) or StoreUnknown
+        (as in `apply`)."""
         ...
 
     def apply_each(self, commands: Sequence[AnyCommand], now: Instant) -> Applied:

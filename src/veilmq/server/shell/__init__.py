@@ -188,6 +188,8 @@ class Shell(Calls):
         self._rollbacks = RollbackLog(logger)
         """Counts rolled-back batches, and knows when the next log line about them may come."""
         self._turn_pending = False
+        self._may_work_ahead = False
+        """A batch was committed, and the next one has not begun."""
         self._timer: asyncio.TimerHandle | None = None
         self._turned = Instant(0)
         self._moved = False
@@ -327,6 +329,9 @@ class Shell(Calls):
         self._turn_pending = False
         if self._committing is not None or self.broken is not None or self._stopping:
             return
+        if self._may_work_ahead and self._work_ahead():
+            self._soon()
+            return
         engine = self.engine
         now = self._clock.now()
         stalled = now - self._turned > _STALL_US and not self._moved
@@ -373,6 +378,16 @@ class Shell(Calls):
             self._deliver_unwritten(engine.committed(batch, applied))
             self._soon()
 
+    def _work_ahead(self) -> bool:
+        """Let the store work ahead, while the clients that were answered send their next calls. Returns whether there
+        was any work: then the sockets come first."""
+        self._may_work_ahead = False
+        try:
+            return self.store.work_ahead()
+        except Exception:  # a bug; the next batch must come all the same
+            logger.exception("work ahead")
+            return False
+
     def _sleep(self, now: Instant) -> None:
         due = self.engine.next_due(now)
         if due is not None and due <= now:
@@ -402,6 +417,7 @@ class Shell(Calls):
         if elapsed_us > _SLOW_COMMIT_US:
             logger.warning("slow commit: %.0f ms for %d commands", elapsed_us / 1e3, len(batch.commands))
         self._deliver(self.engine.committed(batch, applied))
+        self._may_work_ahead = True
         self._soon()
 
     def _break(self, batch: Batch, error: VeilError) -> None:

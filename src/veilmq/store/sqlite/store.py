@@ -222,6 +222,15 @@ class SqliteStore:
                     outcomes[place] = outcome
         return outcomes
 
+    def work_ahead(self) -> bool:
+        """See `Store.work_ahead`. A batch that flushes takes half as long if the log was applied before it."""
+        writer = self._writer
+        if self._broken is not None or not (writer.memtable.is_full and writer.redo.unapplied):
+            return writer.rollups.add_many()
+        with suppress(StoreError, apsw.Error):  # the next batch meets the same
+            self.apply_log()
+        return True
+
     @property
     def commit_takes_long(self) -> bool:
         """See `Store.commit_takes_long`."""

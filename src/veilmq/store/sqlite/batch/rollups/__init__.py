@@ -126,6 +126,13 @@ class Rollups:
         self.worst.turn(self._minute // MINUTES_AN_HOUR)
         self.clients.turn(now)
 
+    def add_many(self) -> bool:
+        """Add the events that wait if they are many. Returns whether they were."""
+        if self.pending < EVENTS_MAX:
+            return False
+        self.add_pending()
+        return True
+
     def add_pending(self) -> None:
         """Add the events that wait."""
         batches, taken = self._batches, []
