@@ -38,6 +38,8 @@ Headers = tuple[tuple[bytes, bytes], ...]
 Tree = dict[Any, Any]
 _Place = tuple[int | None, tuple[Any, ...], Any]
 """Number of the batch entry or None; the path from there; the last step."""
+_Pair = tuple[int | None, tuple[Any, ...], Any, str | int]
+"""The same, and the value."""
 
 _OF_THE_ACCOUNT: Final = frozenset({"CreateQueue", "ListQueues"})
 """Actions that are not sent to a queue's URL."""
@@ -99,11 +101,14 @@ _NAMES_MAX: Final = 4_096
 _NAME_BYTES_CACHED_MAX: Final = 128
 _NAME_CHARACTERS_MAX: Final = 256
 """Twice the longest valid name. Every dot of a name costs a step: a megabyte of them would stall the server."""
-_URLS_MAX: Final = 1_024
-_URL_BYTES_CACHED_MAX: Final = 512
+_PAIRS_MAX: Final = 2_048
+_PAIR_BYTES_CACHED_MAX: Final = 512
+_SAME_EACH_TIME: Final = frozenset({"Action", "Version", "QueueUrl", *_INTEGERS})
+"""Members with few values: a client sends the same pairs each time."""
 
 _names: Bounded[bytes, _Place] = Bounded(_NAMES_MAX)
-_urls: Bounded[bytes, str] = Bounded(_URLS_MAX)
+_same: Bounded[bytes, _Pair] = Bounded(_PAIRS_MAX)
+"""What such pairs say."""
 
 
 def read(request: Request, endpoint: Endpoint) -> tuple[Operation, Any]:
@@ -178,16 +183,12 @@ def _tree(form: bytes) -> Tree:
     entries: dict[int, Tree] = {}
     deep = False
     for pair in form.split(b"&"):
-        name, _, raw = pair.partition(b"=")
-        if not name:
+        found = (_same.get(pair) if len(pair) <= _PAIR_BYTES_CACHED_MAX else None) or _read_pair(pair)
+        if found is None:
             continue
-        try:
-            number, way, last = _names.get(name) or _learnt(name)
-            value = _unescaped(name, raw) if b"%" in raw or b"+" in raw else raw.decode()
-        except UnicodeDecodeError:
-            raise Refusal(errors.INVALID_PARAMETER_VALUE, f"The parameter {_shown(name)} is not UTF-8.") from None
+        number, way, last, value = found
         node = tree
-        if not raw and (last in _COLLECTIONS or (way and b"." not in name)):  # botocore writes an empty list so
+        if value == "" and (last in _COLLECTIONS or (way and b"." not in pair)):  # botocore writes an empty list so
             member = way[-1] if way else last
             if member in _LIST_MEMBERS:
                 tree[member] = []
@@ -196,10 +197,10 @@ def _tree(form: bytes) -> Tree:
             node = entries.get(number) or entries.setdefault(number, {})
         if way:
             deep = True
-            node = _descend(node, way, name)
+            node = _descend(node, way, pair)
         if last in node:
-            raise _repeated(name)
-        node[last] = int(value) if last in _INTEGERS and _INTEGER.fullmatch(value) else value
+            raise _repeated(pair)
+        node[last] = value
     if deep:
         for node in (tree, *entries.values()):
             _fold(node)
@@ -208,18 +209,28 @@ def _tree(form: bytes) -> Tree:
     return tree
 
 
-def _shown(name: bytes) -> str:
-    return name[:256].decode("latin-1")
+def _read_pair(pair: bytes) -> _Pair | None:
+    """One parameter; None: it has no name."""
+    name, _, raw = pair.partition(b"=")
+    if not name:
+        return None
+    try:
+        number, way, last = _names.get(name) or _learnt(name)
+        text = _text(raw) if b"%" in raw or b"+" in raw else raw.decode()
+    except UnicodeDecodeError:
+        raise Refusal(errors.INVALID_PARAMETER_VALUE, f"The parameter {_shown(pair)} is not UTF-8.") from None
+    found = number, way, last, int(text) if last in _INTEGERS and _INTEGER.fullmatch(text) else text
+    if last in _SAME_EACH_TIME and len(pair) <= _PAIR_BYTES_CACHED_MAX:
+        _same.keep(pair, found)
+    return found
 
 
-def _repeated(name: bytes) -> Refusal:
-    return Refusal(errors.MALFORMED_QUERY_STRING, f"The parameter {_shown(name)} is repeated.")
+def _shown(pair: bytes) -> str:
+    return pair.partition(b"=")[0][:256].decode("latin-1")
 
 
-def _unescaped(name: bytes, raw: bytes) -> str:
-    if name == b"QueueUrl" and len(raw) <= _URL_BYTES_CACHED_MAX:
-        return _urls.get(raw) or _urls.keep(raw, _text(raw))
-    return _text(raw)
+def _repeated(pair: bytes) -> Refusal:
+    return Refusal(errors.MALFORMED_QUERY_STRING, f"The parameter {_shown(pair)} is repeated.")
 
 
 def _text(raw: bytes) -> str:
@@ -256,11 +267,11 @@ def _steps(name: str) -> tuple[Any, ...]:
     return (name,)
 
 
-def _descend(node: Tree, way: tuple[Any, ...], name: bytes) -> Tree:
+def _descend(node: Tree, way: tuple[Any, ...], pair: bytes) -> Tree:
     for step in way:
         node = node.setdefault(step, {})
         if not isinstance(node, dict):
-            raise _repeated(name)
+            raise _repeated(pair)
     return node
 
 
