@@ -128,7 +128,7 @@ class Store(Protocol):
         ...
 
     def work_ahead(self) -> bool:
-        """Between two batches: do a part of what the next one would have to do first. Returns whether there was any."""
+        """Between two batches: do part of the next one's work. Returns whether there was any; never raises."""
         ...
 
     @property

@@ -9,9 +9,9 @@ written.
 less each costs, and right after a commit the next calls of the clients just answered are on their way. So the shell
 waits while turns of the loop bring more calls, for a few turns that bring none, and never beyond a full batch or a few
 milliseconds (docs/decisions/0012-gathering.md). A commit to a log takes longer, so there it waits longer for as many
-calls as may come from the clients just answered, and gives the processor away meanwhile. After a stall it waits
-longer, too: commands that arrived during the stall must run before leases that ended during it are granted anew, and a
-loop runs its timers before it reads its sockets.
+calls as may come from the clients just answered, but no longer, and gives the processor away meanwhile. After a stall
+it waits longer, too: commands that arrived during the stall must run before leases that ended during it are granted
+anew, and a loop runs its timers before it reads its sockets.
 """
 
 import asyncio
@@ -48,18 +48,20 @@ _TURNS_AFTER_STALL_MAX: Final = 2_000
 class Gathering:
     """How long one shell waits for the calls of its next batch."""
 
-    __slots__ = ("_backlog", "_came", "_expected", "_patience_us", "_quiet", "_since", "_turns", "rests")
+    __slots__ = ("_backlog", "_came", "_enough", "_expected", "_patience_us", "_quiet", "_since", "_turns", "rests")
 
     def __init__(self) -> None:
         self.rests = False
         """After `goes_on`: whether the next turn is only for calls that are expected, so there is time to sleep."""
         self._since = self._came = Instant(0)
         self._expected = self._patience_us = 0
+        self._enough = _CALLS_MAX
         self._end()
 
     def expect(self, calls: int, commit_us: int) -> None:
         """Expect that many calls: their clients were answered just now. commit_us: how long the commit took."""
         self._expected, self._patience_us = calls, commit_us // _COMMIT_PART
+        self._enough = min(calls or _CALLS_MAX, _CALLS_MAX)
 
     def _end(self) -> None:
         self._turns = self._quiet = self._backlog = 0
@@ -79,7 +81,7 @@ class Gathering:
         self._backlog, self.rests = backlog, False
         if stalled:
             more = self._quiet < _QUIET_TURNS_AFTER_STALL and self._turns < _TURNS_AFTER_STALL_MAX
-        elif full or backlog >= _CALLS_MAX or now - self._since >= _GATHER_US:
+        elif full or backlog >= self._enough or now - self._since >= _GATHER_US:
             more = False
         else:
             more = self._quiet < (_QUIET_TURNS if backlog > 1 else 1)
@@ -329,9 +331,11 @@ class Shell(Calls):
         self._turn_pending = False
         if self._committing is not None or self.broken is not None or self._stopping:
             return
-        if self._may_work_ahead and self._work_ahead():
-            self._soon()
-            return
+        if self._may_work_ahead:  # while the clients that were answered send their next calls
+            self._may_work_ahead = False
+            if self.store.work_ahead():
+                self._soon()
+                return
         engine = self.engine
         now = self._clock.now()
         stalled = now - self._turned > _STALL_US and not self._moved
@@ -377,16 +381,6 @@ class Shell(Calls):
         else:
             self._deliver_unwritten(engine.committed(batch, applied))
             self._soon()
-
-    def _work_ahead(self) -> bool:
-        """Let the store work ahead, while the clients that were answered send their next calls. Returns whether there
-        was any work: then the sockets come first."""
-        self._may_work_ahead = False
-        try:
-            return self.store.work_ahead()
-        except Exception:  # a bug; the next batch must come all the same
-            logger.exception("work ahead")
-            return False
 
     def _sleep(self, now: Instant) -> None:
         due = self.engine.next_due(now)

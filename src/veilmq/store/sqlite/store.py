@@ -61,7 +61,7 @@ CRASH_POINTS: Final = (
 """Where a test may kill the process (tests/support)."""
 _DISK_LOOK_US: Final = SECOND_US
 _APPLIED_MEANWHILE: Final = 16
-"""When the log has this many batches that the database lacks, they are written while an append is under way."""
+"""When the log has this many batches that the database lacks, they are copied while an append is under way."""
 _DAMAGE: Final = (apsw.Error, *DAMAGE)
 """Errors of reading a damaged table: SQLite notices a torn page, but not a changed value."""
 
@@ -224,11 +224,19 @@ class SqliteStore:
 
     def work_ahead(self) -> bool:
         """See `Store.work_ahead`. A batch that flushes takes half as long if the log was applied before it."""
-        writer = self._writer
-        if self._broken is not None or not (writer.memtable.is_full and writer.redo.unapplied):
-            return writer.rollups.add_many()
-        with suppress(StoreError, apsw.Error):  # the next batch meets the same
+        return self._work_ahead(applies=self._writer.memtable.is_full)
+
+    def _work_ahead(self, *, applies: bool) -> bool:
+        """applies: whether the log is copied, too."""
+        try:
+            counted = self._writer.rollups.add_many()
+            if not (applies and self._writer.redo.unapplied):
+                return counted
             self.apply_log()
+        except (StoreError, apsw.Error):
+            pass  # the next batch meets the same
+        except Exception:  # a bug; the next batch must come all the same
+            logger.exception("work ahead")
         return True
 
     @property
@@ -245,9 +253,8 @@ class SqliteStore:
             descriptor = shipping.send(self._writer.mark.clock)
         except (apsw.Error, NotAppended, AppendUnknown):
             return None  # `commit` meets the same
-        if descriptor is not None and len(self._writer.redo.unapplied) >= _APPLIED_MEANWHILE:
-            with suppress(StoreError, apsw.Error):  # the next batch meets the same; this one has its answer coming
-                self.apply_log()
+        if descriptor is not None:
+            self._work_ahead(applies=len(self._writer.redo.unapplied) >= _APPLIED_MEANWHILE)
         return descriptor
 
     def commit_heard(self) -> bool | None:
