@@ -1,18 +1,22 @@
 """What a command prints, where stdout takes no more, is closed, or cannot hold every character."""
 
+import io
 import json
 import os
 import re
 import subprocess
+import time
 from pathlib import Path
 from typing import IO
 
 import pytest
+from rich.cells import cell_len
+from rich.console import Console
 from tests.cli.conftest import WAIT_S
 from tests.cli.test_top import Terminal
 
 import veilmq
-from veilmq.cli.output import table
+from veilmq.cli.output import columns, table
 from veilmq.client.messages import Message
 from veilmq.testing.local import VEILMQ
 
@@ -110,6 +114,19 @@ def test_a_table_cuts_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     table(["job", "count", "body"], [["j" * 90, 12_345_678, "x" * 300]])
     shown = capsys.readouterr().out
     assert (shown.count("x"), "j" * 90 in shown, "12345678" in shown) == (300, True, True)
+    table(["message", "count", "why"], [["m" * 36, 7, f"{'a word ' * 30}{'x' * 200}"], ["m" * 36, 12, "日本"]])
+    _, head, rule, *lines, below = capsys.readouterr().out.splitlines()
+    assert [head.index(each) for each in ("message", "count", "why")] == [1, 40, 48]
+    assert {cell_len(each) for each in (head, rule, *lines)} == {200}
+    assert [line[40:48].strip() for line in lines] == ["7", "", "", "", "12"]
+    assert (sum(line.count("word") for line in lines), below.strip()) == (30, "")
+    rows = [["m" * 36, 7, "a few words"] * 3] * 2_000
+    heads = ["message", "count", "why"] * 3
+    begun = time.process_time()
+    table(heads, rows)
+    ours = time.process_time() - begun
+    Console(width=200, file=io.StringIO()).print(columns(heads, rows[:500]))
+    assert ours < time.process_time() - begun - ours, "2,000 rows cost more than 500 of rich"
 
 
 def test_a_narrow_terminal_shows_ids_and_all_else(data: Path) -> None:
