@@ -173,6 +173,12 @@ _OPTIONS: Final = {
     "handler": "MODULE:HANDLER",
     "messages_max": "--count",
 }
+_OF_OPERATION: Final = {
+    "keep_template": {"name": "NAME", "message": "BODY"},
+    "drop_template": {"name": "NAME"},
+    "start_job": {"queue": "QUEUE", "filter": "ACT"},
+}
+"""Members that are called otherwise there."""
 _KEEPER: Final = {"visibility_timeout": "--lease", "interval": "--lease", "minimal_life": "--lease"}
 """Parameters of a worker's keeper that are derived from the lease."""
 _INDEX: Final = re.compile(r"\[[^]]*\]")
@@ -186,8 +192,10 @@ _UNITS: Final = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3_600.0, "d": 8
 _DURATION: Final = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)\s*(ms|s|m|h|d|)")
 
 
-def option_of(parameter: str, *, worker: bool = False) -> str:
+def option_of(parameter: str, *, worker: bool = False, operation: str = "") -> str:
     """The option or argument behind a member, field or parameter: `messages[0].delay_us` is `--delay`."""
+    if parameter in (of_operation := _OF_OPERATION.get(operation, {})):
+        return of_operation[parameter]
     parts = [_INDEX.sub("", part).removesuffix("_us") for part in parameter.split(".")]
     if "attributes" in parts:  # its name, value or type
         return _OPTIONS["attributes"]
@@ -209,12 +217,12 @@ def message_ids(given: Iterable[str]) -> list[str]:
     return ids
 
 
-def refused_value(parameter: str, reason: str, *, worker: bool = False) -> str:
+def refused_value(parameter: str, reason: str, *, worker: bool = False, operation: str = "") -> str:
     """The message about a refused value: `--wait: Expected at most 30s`."""
     said = _MICROSECONDS.sub("", reason)
     for below, above in _IN_SENTENCES.items():
         said = said.replace(below, above)
-    return f"{option_of(parameter, worker=worker)}: {said}"
+    return f"{option_of(parameter, worker=worker, operation=operation)}: {said}"
 
 
 def seconds(option: str, text: str) -> float:

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from veilmq.cli.failures import Exit, Failure, Missing, Unknown, advice_on
+from veilmq.cli.options import option_of
 from veilmq.model.errors import NAME_TAKEN
 from veilmq.model.settings.queue import QueueKey
 
@@ -309,9 +310,19 @@ def failure_of(error: str, message: str, said: Mapping[str, Any]) -> Failure:
         return Unknown(Exit.WRONG, message, f"Is a name or id empty, or has it a slash? If not, {_RELEASE}")
     if error in _OF_STORE:
         return Failure(Exit.STORE, message, _ADVICE_PAGE if "not match its checksum" in message else _ADVICE_STORE)
+    if error == "QueueExists":
+        message = _with_option(message)
     if error == "QueueMissing":
         return Missing(Exit.WRONG, message, _next(error, said))
     return Failure(Exit.USAGE if error == "ParameterInvalid" else Exit.WRONG, message, _next(error, said))
+
+
+def _with_option(message: str) -> str:
+    """That a queue exists with another setting, said with the option of it."""
+    start, another, setting = message.rpartition(_ANOTHER)
+    if not another:
+        return message
+    return start + another + ("--dead-letters or --max-receives" if setting == "redrive" else option_of(setting))
 
 
 def _next(error: str, said: Mapping[str, Any]) -> str:
@@ -328,6 +339,7 @@ _ADVICE_TOKEN: Final = (
     "Name the server's data directory with --data DIR or VEILMQ_DATA: its token is there. "
     "Or name a file that holds the token with --token-file FILE."
 )
+_ANOTHER: Final = " exists with another "
 _RELEASE: Final = "the server is of another release than this command, and has no such operation."
 _ADVICE_PAGE: Final = "The data is damaged: see what and where with `veilmq check`."
 _ADVICE_STORE: Final = "The server's log says more, and perhaps its disk is full."

@@ -137,6 +137,7 @@ class DirectAccess:
         row = OPERATIONS[operation]
         with _failures():
             checked = inputs.queue_key(queue.account, queue.region, queue.name)
+        with _failures(operation):
             asked = Asked(checked, _ORIGIN, self._clock.now())
             wanted = inputs.convert(dict(members), row.shape)
             commands = row.plan(asked, wanted)
@@ -227,7 +228,7 @@ class DirectAccess:
 
     def start_job(self, queue: QueueKey, members: Mapping[str, Any], command_id: str) -> dict[str, Any]:
         """See `AdminAccess.start_job`."""
-        with _failures():
+        with _failures("start_job"):
             key = inputs.queue_key(queue.account, queue.region, queue.name)
             wanted = inputs.convert({**members, "queue": views.shown_key(key)}, inputs.JobInput)
             asked = operator.Asked("start_job", str(key), wanted)
@@ -433,7 +434,7 @@ def _checked(account: str, region: str | None, prefix: str) -> inputs.ListInput:
 
 
 @contextmanager
-def _failures() -> Iterator[None]:
+def _failures(operation: str = "") -> Iterator[None]:
     """Turn a command's errors into those of the command line."""
     try:
         yield
@@ -441,7 +442,9 @@ def _failures() -> Iterator[None]:
         raise Failure(Exit.STORE, str(error), _ADVICE_CHECK) from None
     except VeilError as error:
         said = described(error)
-        message = refused_value(said["field"], said["message"]) if said["field"] else said["message"]
+        message = said["message"]
+        if said["field"]:
+            message = refused_value(said["field"], message, operation=operation)
         raise failure_of(said["error"], message, said) from None
     except Refused as refused:
         raise failure_of(refused.error, refused.message, {}) from None

@@ -86,6 +86,7 @@ class HttpAccess:
         self._admin, self._announced = admin, announced
         self._is_connected = self._may_be_done = False
         self._command_id: str | None = None
+        self._operation = ""
         self.replayed = False
         """Whether the last answer was kept: the command had been carried out before."""
         try:
@@ -116,7 +117,7 @@ class HttpAccess:
         except ParameterInvalid as error:
             said = described(error)
             raise failure_of(said["error"], refused_value(said["field"], said["message"]), said) from None
-        path = f"{_path_of(queue)}{OPERATIONS[operation].suffix}"
+        self._operation, path = operation, f"{_path_of(queue)}{OPERATIONS[operation].suffix}"
         try:
             return self._run(operation, path, members, command_id)
         except Missing as failure:
@@ -169,7 +170,7 @@ class HttpAccess:
     def start_job(self, queue: QueueKey, members: Mapping[str, Any], command_id: str) -> dict[str, Any]:
         """See `AdminAccess.start_job`."""
         key = {"account": queue.account, "region": queue.region, "name": queue.name}
-        body = json.dumps({**members, "queue": key}).encode()
+        self._operation, body = "start_job", json.dumps({**members, "queue": key}).encode()
         return self._json("POST", "/api/v1/jobs", {}, body, answer_s=_WORK_S, command_id=command_id)
 
     def cancel_job(self, job: str, command_id: str) -> dict[str, Any]:
@@ -456,7 +457,8 @@ class HttpAccess:
     def _failure(self, status: int, content: bytes) -> Failure:
         try:
             said = json.loads(content)
-            message = refused_value(said["field"], said["message"]) if said.get("field") else str(said["message"])
+            field, message = said.get("field"), str(said["message"])
+            message = refused_value(field, message, operation=self._operation) if field else message
         except (ValueError, KeyError, TypeError, AttributeError):
             return self._not_ours(status)
         error = str(said.get("error"))
