@@ -120,6 +120,9 @@ def test_a_table_cuts_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert {cell_len(each) for each in (head, rule, *lines)} == {200}
     assert [line[40:48].strip() for line in lines] == ["7", "", "", "", "12"]
     assert (sum(line.count("word") for line in lines), below.strip()) == (30, "")
+    wide = [letter * 90 for letter in "abc"]
+    assert table(wide, [[1, 2, 3]], [wide[1], wide[0]]) == [wide[1]]
+    assert [each.split() for each in capsys.readouterr().out.splitlines()[1::2]] == [[wide[0], wide[2]], ["1", "3"]]
     rows = [["m" * 36, 7, "a few words"] * 3] * 2_000
     heads = ["message", "count", "why"] * 3
     begun = time.process_time()

@@ -101,6 +101,12 @@ def test_a_terminal_shows_what_changes_until_q(veilmq_server: LocalServer) -> No
     terminal.until("1 in flight")
     os.write(terminal.keys, b"q")
     assert terminal.end() == 0
+    narrow = Terminal("workers", "--data", data, columns=80)
+    narrow.until("UTC\r\n")
+    assert narrow.end() == 0
+    *lines, left_out, _ = re.sub(r"\x1b\[[0-9;]*m", "", narrow.seen).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert left_out == "left out on a terminal as narrow as this: a minute, waits, received"
 
 
 @pytest.mark.slow

@@ -34,6 +34,8 @@ _WIDTH_PIPED: Final = 200
 _IDS: Final = frozenset({"message", "job", "task"})
 _WORD_MAX: Final = 40
 """Characters of a cell without blanks that is not folded: a UUID has 36."""
+_SHORT_MAX: Final = 8
+"""Characters of a cell with blanks that is not folded either: a duration, such as 1.23 min."""
 _FOLDED_MIN: Final = 12
 """Width of a column that is folded."""
 _ROUNDED_UP: Final = 0.9995
@@ -114,9 +116,10 @@ def columns(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> "Table":
     return shown
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+def table(heads: Sequence[str], rows: Iterable[Sequence[object]], spare: Sequence[str] = ()) -> list[str]:
     """Print columns for a person, cut nowhere: long cells are folded, but not ids and numbers, to be copied. If these
-    alone are wider than the terminal, so is the table. rich prints only the heads: a row would take it 0.5 ms."""
+    alone are wider than the terminal, columns of the `spare` heads are left out, from the first on, and returned; or
+    else the table is wider, too. rich prints only the heads: a row would take it 0.5 ms."""
     from rich.cells import cell_len
     from rich.console import Console
 
@@ -128,11 +131,15 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     if frame + sum(widths) > console.width:
         least = []
         for at, (head, texts) in enumerate(zip(heads, cells, strict=True)):
-            if head in _IDS or all(" " not in each and cell_len(each) <= _WORD_MAX for each in texts):
+            if head in _IDS or all(cell_len(each) <= (_SHORT_MAX if " " in each else _WORD_MAX) for each in texts):
                 least.append(max(map(cell_len, [*head.split(), *texts])))
                 widths[at] = least[at]
             else:
                 least.append(min(widths[at], _FOLDED_MIN))
+        if spare and frame + sum(least) > console.width:
+            kept = [at for at, head in enumerate(heads) if head != spare[0]]
+            rest = [[row[at] for at in kept] for row in rows]
+            return [spare[0], *table([heads[at] for at in kept], rest, spare[1:])]
         console.width = max(console.width, frame + sum(least))
         widths = _narrowed(widths, least, console.width - frame)
     shown = columns(heads, ())
@@ -151,6 +158,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
                 padded.append(blanks + text if isinstance(cell, int) else text + blanks)
             sys.stdout.write(f" {'   '.join(padded)} \n")
     sys.stdout.write(below)
+    return []
 
 
 def _narrowed(widths: Sequence[int], least: Sequence[int], room: int) -> list[int]:

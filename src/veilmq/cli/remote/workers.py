@@ -41,6 +41,10 @@ _MINUTES: Final = 1
 """Rates are of the last minute."""
 _RATED: Final = ("sent", "received", "deleted")
 _QUEUE_HEADS: Final = ["queue", "visible", "in flight", "delayed", "oldest", "sent/s", "received/s", "deleted/s"]
+_TIME_OF_DAY: Final = slice(11, 19)
+"""Of an instant: the time to the second. Workers are of the last hour."""
+_SPARE: Final = ("a minute", "waits", "received")
+"""Columns of `workers` that a narrow terminal can do without."""
 _WORKER_HEADS: Final = ["worker", "holds", "oldest lease", "waits", "deleted/min", "failed", "ended leases"]
 
 
@@ -207,7 +211,7 @@ def list_workers(
     rows = [
         [
             client_text(each),
-            "" if each["last_seen"] is None else instant(each["last_seen"]),
+            "" if each["last_seen"] is None else instant(each["last_seen"])[_TIME_OF_DAY],
             each["holds"],
             "" if each["oldest_granted"] is None else duration(max(0, found["at"] - each["oldest_granted"])),
             each["waits"],
@@ -220,7 +224,9 @@ def list_workers(
         for each in found["workers"]
     ]
     if rows:
-        table([*heads, "failed", "ended leases"], rows)
+        left_out = table([*heads, "failed", "ended leases"], rows, _SPARE)
+        if left_out:
+            print(f"left out on a terminal as narrow as this: {', '.join(left_out)}", file=sys.stderr)
         if messages:
             held = [
                 [one["id"], one["queue"]["name"], client_text(each), instant(one["granted"]), instant(one["due"])]
