@@ -20,6 +20,7 @@ from tests.support.ports import kept_ports
 from veilmq.cli.options import duration_us as read_duration
 from veilmq.cli.output import duration, instant, printable, time_text
 from veilmq.cli.remote.tables import message_blocks
+from veilmq.model.errors import DiskLow
 from veilmq.store.directory import DATABASE
 from veilmq.store.sqlite.disk.schema import VERSION
 from veilmq.testing.for_each import for_each
@@ -696,7 +697,9 @@ def test_a_wrong_token_is_told(run: Run, tmp_path: Path) -> None:
             assert "--token-file" in said.err
 
 
-def test_a_held_directory_is_reached_through_its_owner(run: Run, tmp_path: Path) -> None:
+def test_a_held_directory_is_reached_through_its_owner(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     directory = tmp_path / "data"
     with admin.running(directory) as server:
         held = run("queues", "list", "--data", str(directory))
@@ -706,6 +709,13 @@ def test_a_held_directory_is_reached_through_its_owner(run: Run, tmp_path: Path)
         (directory / "admin-token").write_text(admin.TOKEN)
         assert run("queues", "create", "orders", "--data", str(directory)).code == 0
         assert list(map(str, server.store.queues.by_key)) == ["000000000000/us-east-1/orders"]
+        monkeypatch.setattr(server.store.directory, "free_bytes", lambda: 5)
+        full = run("backup", "copy", "--data", str(directory))
+        assert full.err.startswith("veilmq: the server has no room for the copy: disk is nearly full: 5 bytes left\n")
+        assert "receives" not in full.err
+        server.store._writer.refusal = DiskLow(free_bytes=5)
+        assert "meanwhile, as long as any is left" in run("send", "orders", "a", "--data", str(directory)).err
+        server.store._writer.refusal = None
 
 
 def test_variables_stand_in_for_options(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

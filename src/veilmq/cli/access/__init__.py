@@ -352,6 +352,6 @@ _NEXT: Final = {
         "If it was for this command, that was carried out; what the command starts from, such as a queue's tags, has "
         "changed since. See how things are, and repeat it without --id if it is still wanted."
     ),
-    "DiskLow": "Free some space; receives and deletes go on meanwhile.",
+    "DiskLow": "Free some space; receives and deletes go on meanwhile, as long as any is left, the reserve included.",
     "LeaseTaken": "The message is another receiver's now: its handle is the one that counts.",
 }

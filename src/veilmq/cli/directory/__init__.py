@@ -46,6 +46,10 @@ _UNREAD: Final = Report().books
 """Of a database whose tables could not be read to the end."""
 REPAIR: Final = "veilmq check --repair NEW_DIRECTORY --backup NEWEST_BACKUP"
 _RESTORE: Final = f"See what can be had: {REPAIR}"
+_ROOM: Final = (
+    "It makes the copy in its data directory first: free as much space there as veilmq.db has, and as sends need. "
+    "Nothing was changed."
+)
 _FREE: Final = f"Free space if the disk is full; else see what can be had: {REPAIR}"
 
 
@@ -62,6 +66,10 @@ def backup(data: Path, destination: Path, *, as_json: bool, access: HttpAccess |
                 size_bytes = receive_directory(destination, lambda file: access.download("/api/v1/backup", file, step))
             else:
                 size_bytes = backup_directory(_database(data), destination, step)
+    except Failure as failure:
+        if failure.answered is None or failure.answered[1] != "DiskLow":
+            raise
+        raise Failure(failure.code, f"the server has no room for the copy: {failure}", _ROOM) from None
     except DestinationTaken as error:
         raise Failure(Exit.USAGE, str(error), "Name a directory that is empty or not there yet.") from None
     except NotOurs as error:
