@@ -388,10 +388,11 @@ def test_lines_of_stdin_are_messages(veilmq: Run) -> None:
     bodies = [f"line {number}" for number in range(250)]
     assert veilmq("send", "orders", "--lines", stdin="\n".join(bodies) + "\n").out == "sent 250 messages\n"
     assert veilmq("send", "orders", stdin="two\nlines").code == 0
+    assert veilmq("send", "orders", "--lines", stdin="crlf\r\n\r\r\n\r\nlast\r").out == "sent 4 messages\n"
     seen: list[str] = []
     while messages := veilmq("receive", "orders", "--count", "100", "--delete", "--json").json:
         seen += [message["body"] for message in messages]
-    assert seen == [*bodies, "two\nlines"]
+    assert seen == [*bodies, "two\nlines", "crlf", "\r", "", "last\r"]
     assert veilmq("queues", "list", "--json").json[0]["counts"]["total"] == 0
 
 

@@ -65,7 +65,7 @@ def send(
     body: Annotated[
         str | None, typer.Argument(metavar="BODY", help="Its text; left out or -: from stdin.", show_default=False)
     ] = None,
-    lines: Annotated[bool, typer.Option("--lines", help="Each line of stdin is a message.")] = False,
+    lines: Annotated[bool, typer.Option("--lines", help="Each line of stdin, up to LF or CRLF, is a message.")] = False,
     template: Annotated[
         str | None, typer.Option("--template", metavar="NAME", help="Start from this template; options override it.")
     ] = None,
@@ -89,7 +89,7 @@ def send(
     if lines:
         if body is not None:
             raise Failure(Exit.USAGE, "--lines reads stdin: leave BODY out")
-        bodies: Iterable[str] = (line.removesuffix("\n") for line in _from_stdin(lines=True))
+        bodies: Iterable[str] = (line.removesuffix("\r\n").removesuffix("\n") for line in _from_stdin(lines=True))
     else:
         bodies = _from_stdin(lines=False) if body is None or body == "-" else [body]
     count = refused = under_way = 0
