@@ -149,6 +149,14 @@ def test_an_endpoints_queues_are_created_at_another(run: Run, tmp_path: Path, ve
     again = run("import", source, "--to", to)
     assert (again.code, "left alone: queue orders exists with another" in again.err) == (1, True)
     assert "left alone: queue dead is another queue's alias" in again.err
+    large = {"Attributes": {"QueueArn": f"{ARN}large", "MaximumMessageSize": "1048576"}}
+    (tmp_path / "large.json").write_text(json.dumps(large))
+    of_azure = f"{veilmq_server.azure_url.replace('http', 'azure', 1).rstrip('/')}/devstoreaccount1/?tls=0"
+    of_mns = f"{veilmq_server.mns_url.replace('http://', 'mns://a:b@', 1)}/"
+    for where, created in ((of_azure, 1), (of_mns, 0)):
+        brought = run("import", "large.json", "--to", where)
+        assert brought.out == f"created {created} of 1 queues\n", brought
+        assert "not brought: queue large: its limit of 1048576 bytes: a message has at most 65536 there" in brought.err
 
 
 @pytest.mark.slow

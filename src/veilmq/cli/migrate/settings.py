@@ -51,6 +51,8 @@ _MEMBERS: Final = {
 """Texts that each row of a collection has."""
 _DEVELOPMENT: Final = "devstoreaccount1"
 _SENT_TOGETHER: Final = 100
+_BYTES_MAX: Final = {"azure": 65_536, "mns": 65_536}
+"""Bytes of a message, of the protocols that have less than SQS."""
 _REASONS_MAX: Final = 10
 """Different reasons why a queue refused messages, that are told."""
 _SECONDS: Final = {
@@ -107,9 +109,9 @@ def bring(given: Mapping[str, Any]) -> Exit:
         found = _closed(_in_order(found))
     else:
         with failing("--to"):
-            region = parse_url(given["to"]).region
-        found = _of_one_region(found, region or HOME_REGION_DEFAULT)
-        found = _in_order([each._replace(region=None) for each in found])
+            there = parse_url(given["to"])
+        found = _of_one_region(found, there.region or HOME_REGION_DEFAULT)
+        found = _in_order([_of_size(each._replace(region=None), _BYTES_MAX.get(there.kind)) for each in found])
     for each in found:
         for text in each.lost:
             _tell(each.name, text)
@@ -348,6 +350,16 @@ def _of_one_region(found: Sequence[Found], region: str) -> list[Found]:
         named = ", ".join(map(printable, elsewhere))
         print(f"queues of {named} go to {region}: ?region= in --to names another region", file=sys.stderr)
     return brought
+
+
+def _of_size(found: Found, bytes_max: int | None) -> Found:
+    """With the target's own limit, if it has no messages as large as the queue has."""
+    wanted = found.template.message_bytes_max
+    if bytes_max is None or wanted is None or wanted <= bytes_max:
+        return found
+    lost = f"its limit of {wanted} bytes: a message has at most {bytes_max} there"
+    template = msgspec.structs.replace(found.template, message_bytes_max=None)
+    return found._replace(template=template, lost=(*found.lost, lost))
 
 
 def _closed(found: Sequence[Found]) -> list[Found]:
