@@ -367,7 +367,9 @@ def test_a_state_of_a_time_to_come_is_told(used: Used, tmp_path: Path, capsys: p
     used.store.close()
     assert restore(tmp_path / "new", str(used.path), None, as_json=False) is Exit.WRONG
     assert "that is still to come: the server's clock was ahead" in capsys.readouterr().out
-    assert restore(tmp_path / "other", str(used.path), "2100-01-01", as_json=False) is Exit.DONE
+    assert restore(tmp_path / "other", str(used.path), "2100-01-01", as_json=True) is Exit.DONE
+    said = capsys.readouterr().err
+    assert said == "--to: 2100-01-01 00:00:00.000 UTC is still to come, so this is the newest state\n"
 
 
 def test_what_an_earlier_release_archived_is_restored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ written over, and a restore that fails leaves nothing.
 
 import json
 import re
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -102,6 +103,8 @@ def restore(destination: Path, place: str, to: str | None, *, as_json: bool) -> 
         raise Failure(Exit.DIRECTORY, str(error)) from None
     except (OSError, DatabaseFailed, DatabaseUnusable, StoreError) as error:
         raise Failure(Exit.STORE, f"nothing was restored: {error}", "Is there space for the data?") from None
+    if until is not None and until > wall():
+        print(f"--to: {instant(until)} UTC is still to come, so this is the newest state", file=sys.stderr)
     is_ahead = until is None and restored.clock - wall() > MINUTE_US
     if as_json:
         content = {"directory": str(destination.absolute())} | msgspec.to_builtins(restored)
