@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -193,8 +194,17 @@ def test_a_server_exports_as_the_variables_say_and_names_a_missing_exporter(tmp_
     assert (span["name"], span["kind"]) == ("send orders", "SpanKind.SERVER")
     of = span["resource"]["attributes"]
     assert (of["service.name"], of["service.version"], of["deployment"]) == ("veilmq", veilmq.__version__, "test")
+    (tmp_path / "broken-1.dist-info").mkdir()
+    (tmp_path / "broken-1.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1\n")
+    (tmp_path / "broken-1.dist-info/entry_points.txt").write_text(
+        "[opentelemetry_traces_exporter]\nbroken = broken:Exporter\n"
+    )
+    (tmp_path / "broken.py").write_text("import opentelemetry.missing\n")
+    broken = {"OTEL_TRACES_EXPORTER": "broken", "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    fails = "the trace exporter broken is installed, but it fails: No module named 'opentelemetry.missing'"
     for wrong, why in (
         ({"OTEL_TRACES_EXPORTER": "nowhere"}, "no installed package has the trace exporter nowhere"),
+        (broken, fails),
         (environment | {"OTEL_BSP_SCHEDULE_DELAY": "-5"}, "schedule_delay_millis must be positive."),
     ):
         refused = subprocess.run(

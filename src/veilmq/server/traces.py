@@ -64,9 +64,14 @@ class ExporterMissing(Exception):
     """No installed package has the exporter that was asked for."""
 
 
+class ExporterBroken(Exception):
+    """The package of the exporter is installed and cannot be used."""
+
+
 def exporters(names: str, protocol: str) -> "list[SpanExporter]":
     """What the variables OTEL_TRACES_EXPORTER and OTEL_EXPORTER_OTLP_PROTOCOL ask for; "": OTLP, by whichever is
-    installed. Each reads further variables itself. Raises ExporterMissing, and ValueError for what one refuses."""
+    installed. Each reads further variables itself. Raises ExporterMissing, ExporterBroken, and ValueError for what one
+    refuses."""
     made: list[Any] = []
     for name in (each.strip() for each in (names or "otlp").split(",")):
         if name == "none":
@@ -75,7 +80,11 @@ def exporters(names: str, protocol: str) -> "list[SpanExporter]":
         found = [each for one in wanted for each in entry_points(group=_GROUP, name=one)]
         if not found:
             raise ExporterMissing(f"no installed package has the trace exporter {wanted[0]}")
-        made.append(found[0].load()())
+        try:
+            exporter = found[0].load()
+        except (ImportError, AttributeError, TypeError) as error:  # also of a package that it needs
+            raise ExporterBroken(f"the trace exporter {found[0].name} is installed, but it fails: {error}") from error
+        made.append(exporter())
     return made
 
 

@@ -144,7 +144,7 @@ def _traces(settings: Settings) -> "Traces | None":
     if not settings.traces:
         return None
     try:
-        from veilmq.server.traces import ExporterMissing, Traces, exporters, provider_of
+        from veilmq.server.traces import ExporterBroken, ExporterMissing, Traces, exporters, provider_of
     except ModuleNotFoundError as error:
         end_without(error)
     try:
@@ -152,6 +152,9 @@ def _traces(settings: Settings) -> "Traces | None":
         return Traces(provider_of(made, veilmq.__version__))
     except ExporterMissing as error:
         advice = "For OTLP: pip install opentelemetry-exporter-otlp-proto-http; OTEL_TRACES_EXPORTER=console prints."
+        raise Failure(Exit.USAGE, f"--traces: {error}", advice) from None
+    except ExporterBroken as error:
+        advice = "Install its package again, with all that it needs: pip check names what does not fit."
         raise Failure(Exit.USAGE, f"--traces: {error}", advice) from None
     except ValueError as error:
         raise Failure(Exit.USAGE, f"--traces: {error}", "Correct the OTEL_* variable that it reads.") from None
