@@ -17,9 +17,11 @@ from tests.cli.conftest import INTERRUPTIBLE
 from tests.support.commands import WAYS, Run, reaching
 from tests.support.ports import kept_ports
 
+from veilmq.admin.api.views import shown_client
 from veilmq.cli.options import duration_us as read_duration
 from veilmq.cli.output import duration, instant, printable, time_text
 from veilmq.cli.remote.tables import message_blocks
+from veilmq.cli.remote.workers import client_text
 from veilmq.model.errors import DiskLow
 from veilmq.store.directory import DATABASE
 from veilmq.store.sqlite.disk.schema import VERSION
@@ -547,6 +549,8 @@ def test_workers(veilmq: Run) -> None:
     (worker,) = shown.json[0]["workers"]
     assert (worker["received"], worker["holds"]) == (1, 1)
     assert "command line" in veilmq("workers").out
+    pushing = shown_client("push", "push", "")
+    assert client_text(pushing) == "the server's pushes"
     assert veilmq("workers", "--client", "nobody").err == "no worker was seen\n"
     (worker,) = veilmq("workers", "--queue", "orders", "--sort", "holds", "--messages", "5", "--json").json[0][
         "workers"

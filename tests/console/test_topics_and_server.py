@@ -79,6 +79,7 @@ def test_a_topic_shows_where_each_copy_goes(server: Any, api: Api, visitor: Visi
     with_body = visitor.post(message, data=visitor.fields(message)).text
     for shown in (visitor.get("/console/workers").text, with_body):
         assert '<a href="/console/topics/000000000000/us-east-1/news">news/to-web</a>' in shown
+    assert "the server's pushes push push" in plain(visitor.get("/console/workers").text)
     assert "Download" in with_body
     assert "news/to-web" not in with_body.partition("Download")[2].partition("</section>")[0], "nobody can send there"
 

@@ -280,6 +280,8 @@ def _held(each: Mapping[str, Any], now: int) -> list[object]:
 
 def client_text(client: Mapping[str, Any]) -> str:
     """A client in one line: where it runs or how it calls itself, and its access key."""
+    if client["protocol"] == "push":
+        return "the server's pushes"
     if client["host"] is not None:
         text = f"{client['host']} pid {client['process']}"
     else:
