@@ -20,7 +20,7 @@ from tests.support.ports import kept_ports
 from veilmq.admin.api.views import shown_client
 from veilmq.cli.options import duration_us as read_duration
 from veilmq.cli.output import duration, instant, printable, time_text
-from veilmq.cli.remote.tables import message_blocks
+from veilmq.cli.remote.tables import failure_text, message_blocks
 from veilmq.cli.remote.workers import client_text
 from veilmq.model.errors import DiskLow
 from veilmq.store.directory import DATABASE
@@ -83,6 +83,19 @@ def test_a_job_is_waited_for(veilmq: Run) -> None:
     veilmq("send", "orders", "x" * 2_000)
     failed = veilmq("jobs", "start", "move", "orders", "--to", "small", "--yes", "--wait")
     assert (failed.code, "veilmq: 1 message could not be moved: " in failed.err) == (1, True)
+    veilmq("queues", "create", "dead")
+    for name in ("work", "other"):
+        veilmq("queues", "create", name, "--dead-letters", "dead", "--max-receives", "1")
+    veilmq("send", "work", "x")
+    for _ in range(2):
+        veilmq("receive", "work", "--lease", "0")
+    veilmq("queues", "delete", "work", "--yes")
+    failed = veilmq("jobs", "start", "redrive", "dead", "--wait")
+    came_from = "queue missing: one that messages came from, which `veilmq peek dead` names"
+    assert failed.err == f"veilmq: 1 message could not be moved: {came_from}\n"
+    assert "dead letter of work" in veilmq("peek", "dead").out
+    moving = {"failure": "queue missing", "destination": {"name": "there"}}
+    assert failure_text(moving, "here") == "queue missing: there"
 
 
 def test_long_lines_go_in_smaller_batches(veilmq: Run) -> None:

@@ -38,7 +38,7 @@ from veilmq.cli.options import (
     queue_names,
 )
 from veilmq.cli.output import counted, in_json, print_json, printable, write_new
-from veilmq.cli.remote.tables import show_list
+from veilmq.cli.remote.tables import failure_text, show_list
 
 if TYPE_CHECKING:
     from veilmq.cli.remote import Asked
@@ -458,7 +458,7 @@ def _end(asked: "Asked", job: Mapping[str, Any], *, wait: bool) -> None:
     _say(asked, job)
     if job["failed"] or job["status"] == "failed":
         which = counted(job["failed"], "message")
-        raise Failure(Exit.WRONG, f"{which} could not be {_done(job)}: {job['failure'] or 'damaged'}")
+        raise Failure(Exit.WRONG, f"{which} could not be {_done(job)}: {failure_text(job, job['queue']['name'])}")
 
 
 def _progress(job: Mapping[str, Any]) -> str:
@@ -487,7 +487,7 @@ def _table(jobs: list[Mapping[str, Any]]) -> None:
             job["id"],
             job["act"] + (" (dry run)" if job["dry_run"] else ""),
             job["queue"]["name"],
-            job["status"] + (f": {job['failure']}" if job["failure"] else ""),
+            job["status"] + (f": {failure_text(job, job['queue']['name'])}" if job["failure"] else ""),
             instant(job["started"]),
             f"{job['seen']} of {job['total']}",
             job["matched"],

@@ -195,6 +195,15 @@ def _why(kind: str, detail: Mapping[str, Any]) -> str:
     return error or str(detail.get("reason") or detail.get("part", ""))
 
 
+def failure_text(task: Mapping[str, Any], source: str) -> str:
+    """Why a job or a move task of a queue failed; if a queue is missing, which one."""
+    if task["failure"] != "queue missing":
+        return str(task["failure"] or "damaged")
+    if task["destination"] is None:
+        return f"queue missing: one that messages came from, which `veilmq peek {source}` names"
+    return f"queue missing: {task['destination']['name']}"
+
+
 def show_list(
     asked: "Asked",
     ask: Callable[[str, str | None], Iterable[Mapping[str, Any]]],

@@ -26,7 +26,7 @@ from veilmq.cli.options import (
     seconds,
 )
 from veilmq.cli.output import counted, in_json, print_json
-from veilmq.cli.remote.tables import show_list
+from veilmq.cli.remote.tables import failure_text, show_list
 from veilmq.model.settings.queue import FIFO_SUFFIX
 
 if TYPE_CHECKING:
@@ -400,7 +400,7 @@ def _move_table(tasks: list[Mapping[str, Any]]) -> None:
             task["id"],
             task["source"]["name"],
             _goal(task),
-            task["status"] + (f": {task['failure']}" if task["failure"] else ""),
+            task["status"] + (f": {failure_text(task, task['source']['name'])}" if task["failure"] else ""),
             instant(task["started"]),
             f"{task['moved']} of {task['to_move']}",
         ]
