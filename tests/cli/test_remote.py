@@ -653,6 +653,7 @@ def test_events_are_chosen_and_runs_are_folded(veilmq: Run) -> None:
         (("send", "orders", "a", "--attribute", "x"), 2, "NAME=VALUE"),
         (("send", "orders", "a", "--lines"), 2, "leave BODY out"),
         (("receive", "orders", "--wait", "1 week"), 2, "--wait: expected a time"),
+        (("queues", "at", "orders", "2026-13-01"), 2, "WHEN: expected an instant such as 2026-11-26T10:02:31Z, or how"),
         (("receive", "orders", "--wait", "31s"), 2, "--wait: Expected at most 30s\n"),
         (("send", "orders", "a", "--ttl", "0"), 2, "--ttl: Expected at least 1s\n"),
         (("send", "orders", "a", "--attribute", "x=\x01"), 2, "--attribute: "),
@@ -692,6 +693,10 @@ def test_without_a_server_the_next_step_is_named(run: Run) -> None:
     assert f"no server answers on 127.0.0.1:{port}" in said.err
     assert "veilmq serve" in said.err
     assert "--data" in said.err
+    nowhere = run("queues", "list", "--admin", "nowhere.invalid:9325")
+    assert nowhere.code == 4
+    assert re.fullmatch(r"veilmq: nowhere\.invalid:9325: [^\[\]]+", nowhere.err.splitlines()[0])
+    assert "gaierror" not in nowhere.err
 
 
 def test_a_directory_that_is_none_is_told_and_not_made(run: Run, tmp_path: Path) -> None:

@@ -440,7 +440,8 @@ class HttpAccess:
             advice = _ADVICE_TLS if isinstance(error, http.client.RemoteDisconnected) else _ADVICE
             if self._may_be_done and self._command_id is not None:
                 advice = self._undecided()
-            raise Unreachable(Exit.ADDRESS, f"{self._admin}: {type(error).__name__} {error}", advice) from None
+            why = getattr(error, "strerror", None) or f"{type(error).__name__} {error}"
+            raise Unreachable(Exit.ADDRESS, f"{self._admin}: {why}", advice) from None
 
     def _silence(self, answer_s: float) -> Failure:
         if not self._is_connected:

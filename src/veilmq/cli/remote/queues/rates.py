@@ -156,7 +156,12 @@ def _when(option: str, text: str) -> int:
     try:
         return max(1, from_text(text))
     except ValueError:
+        pass
+    try:
         return -duration_us(option, text.removesuffix(" ago"))
+    except Failure:
+        expected = "an instant such as 2026-11-26T10:02:31Z, or how long ago, such as 10m"
+        raise Failure(Exit.USAGE, f"{option}: expected {expected}, not {text!r}") from None
 
 
 def _counts(counts: Mapping[str, Any]) -> str:
