@@ -59,11 +59,16 @@ def test_what_matches_is_counted_and_then_deleted_once(api: Api, visitor: Visito
 
 
 def test_of_messages_in_flight_only_a_release_is_offered(api: Api, visitor: Visitor) -> None:
-    """A job that deletes would spare what the list shows, and delete what it does not show."""
+    """A job that deletes would spare what the list shows, and delete what it does not show. And a redrive is offered
+    only on a dead-letter queue: elsewhere it is refused."""
     api.create("orders")
     api.send("orders")
     api.act("orders", "receive")
-    for state, acts in (("hidden", ["release"]), ("visible", ["delete", "move", "redrive"])):
+    visible = ["delete", "move"]
+    for state, acts in (("hidden", ["release"]), ("visible", visible), ("visible", [*visible, "redrive"])):
+        if "redrive" in acts:
+            api.create("work", redrive={"target": "orders", "receive_count_max": 2})
+        assert (f'href="{ORDERS}/move"' in visitor.get(ORDERS).text) is ("redrive" in acts)
         form = visitor.get(f"{ORDERS}/job?state={state}").text
         assert re.findall(r'name="act" value="(\w+)"', form) == acts
         wrong = visitor.post(f"{ORDERS}/job", data=hidden(form, f"{ORDERS}/job") | {"act": acts[0], "rate": "fast"})

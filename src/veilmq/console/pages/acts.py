@@ -330,11 +330,15 @@ async def begin_form(visit: Visit) -> Response:
 
 
 async def _begin_page(visit: Visit, error: ApiRefused | None, given: Given) -> Response:
-    """Of the messages in flight only a release is offered, and of the visible ones all else: a job finds no others."""
+    """Of the messages in flight only a release is offered, and of the visible ones all else: a job finds no others. A
+    redrive is offered on a dead-letter queue."""
+    queue = await visit.api.get(queue_path(key_of(visit)))
     is_hidden = given.get("state") == "hidden"
     acts = {name: words for name, words in ACTS.items() if (name == "release") == is_hidden}
+    if not queue.get("is_dead_letter_queue", True):  # a server of an earlier release does not say
+        acts = {name: words for name, words in acts.items() if name != "redrive"}
     given = dict.fromkeys(FILTERS, "") | given | {"state": "hidden" if is_hidden else "visible"}
-    return await queue_page(visit, "begin.html", error, given, acts=acts, filters=FILTERS)
+    return await queue_page(visit, "begin.html", error, given, queue, acts=acts, filters=FILTERS)
 
 
 async def begin(visit: Visit) -> Response:
