@@ -135,7 +135,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]], spare: Sequenc
                 least.append(max(map(cell_len, [*head.split(), *texts])))
                 widths[at] = least[at]
             else:
-                least.append(min(widths[at], _FOLDED_MIN))
+                least.append(max([min(widths[at], _FOLDED_MIN), *map(cell_len, head.split())]))
         if spare and frame + sum(least) > console.width:
             kept = [at for at, head in enumerate(heads) if head != spare[0]]
             rest = [[row[at] for at in kept] for row in rows]

@@ -38,7 +38,7 @@ from veilmq.cli.options import (
     queue_names,
 )
 from veilmq.cli.output import counted, in_json, print_json, printable, write_new
-from veilmq.cli.remote.tables import failure_text, show_list
+from veilmq.cli.remote.tables import failure_advice, failure_text, show_list
 
 if TYPE_CHECKING:
     from veilmq.cli.remote import Asked
@@ -457,8 +457,8 @@ def _end(asked: "Asked", job: Mapping[str, Any], *, wait: bool) -> None:
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)
     _say(asked, job)
     if job["failed"] or job["status"] == "failed":
-        which = counted(job["failed"], "message")
-        raise Failure(Exit.WRONG, f"{which} could not be {_done(job)}: {failure_text(job, job['queue']['name'])}")
+        which = f"{counted(job['failed'], 'message')} could not be {_done(job)}"
+        raise Failure(Exit.WRONG, f"{which}: {failure_text(job)}", failure_advice(job))
 
 
 def _progress(job: Mapping[str, Any]) -> str:
@@ -487,7 +487,7 @@ def _table(jobs: list[Mapping[str, Any]]) -> None:
             job["id"],
             job["act"] + (" (dry run)" if job["dry_run"] else ""),
             job["queue"]["name"],
-            job["status"] + (f": {failure_text(job, job['queue']['name'])}" if job["failure"] else ""),
+            job["status"] + (f": {failure_text(job)}" if job["failure"] else ""),
             instant(job["started"]),
             f"{job['seen']} of {job['total']}",
             job["matched"],

@@ -195,13 +195,18 @@ def _why(kind: str, detail: Mapping[str, Any]) -> str:
     return error or str(detail.get("reason") or detail.get("part", ""))
 
 
-def failure_text(task: Mapping[str, Any], source: str) -> str:
-    """Why a job or a move task of a queue failed; if a queue is missing, which one."""
+def failure_text(task: Mapping[str, Any]) -> str:
+    """Why a job or a move task failed; if a queue is missing, which one."""
     if task["failure"] != "queue missing":
         return str(task["failure"] or "damaged")
-    if task["destination"] is None:
-        return f"queue missing: one that messages came from, which `veilmq peek {source}` names"
-    return f"queue missing: {task['destination']['name']}"
+    missing = task["destination"]
+    return f"queue missing: {'one that messages came from' if missing is None else missing['name']}"
+
+
+def failure_advice(job: Mapping[str, Any]) -> str:
+    """Where to see which queue a job lacks, if it does not say so itself."""
+    is_unnamed = (job["failure"], job["destination"]) == ("queue missing", None)
+    return f"`veilmq peek {job['queue']['name']}` says which." if is_unnamed else ""
 
 
 def show_list(

@@ -400,7 +400,7 @@ def _move_table(tasks: list[Mapping[str, Any]]) -> None:
             task["id"],
             task["source"]["name"],
             _goal(task),
-            task["status"] + (f": {failure_text(task, task['source']['name'])}" if task["failure"] else ""),
+            task["status"] + (f": {failure_text(task)}" if task["failure"] else ""),
             instant(task["started"]),
             f"{task['moved']} of {task['to_move']}",
         ]
