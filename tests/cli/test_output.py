@@ -77,6 +77,9 @@ def test_what_an_encoding_lacks_is_written_as_in_json(data: Path, encoding: str)
     code, out, _ = run("peek", "q", **names)
     assert code == 0
     assert "llo \\u20ac \\ud83d\\ude00" in out
+    code, out, _ = run("queues", "list", **names)
+    _, head, rule, row, _ = out.splitlines()
+    assert (code, set(rule.strip()), len(head), row.split()[0]) == (0, {"-"}, len(row), "q")
 
 
 def test_json_drives_no_terminal(tmp_path: Path) -> None:

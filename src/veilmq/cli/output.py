@@ -31,6 +31,8 @@ _DRIVING: Final = re.compile("[\x7f-\x9f]")
 Advance = Callable[[str, int, int], None]
 """Called with the current step, how much of it is done, and its total."""
 _WIDTH_PIPED: Final = 200
+_ASCII_HEAD: Final = "    \n    \n -- \n" + 5 * "    \n"
+"""The frame of a table whose only line is a rule below the heads, where stdout has no `─`; the form is rich's."""
 _IDS: Final = frozenset({"message", "job", "task"})
 _WORD_MAX: Final = 40
 """Characters of a cell without blanks that is not folded: a UUID has 36."""
@@ -103,11 +105,12 @@ def tamed(text: str) -> str:
 
 def columns(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> "Table":
     """Columns for a person, to be printed."""
-    from rich.box import SIMPLE_HEAD
+    from rich.box import SIMPLE_HEAD, Box
     from rich.table import Table
     from rich.text import Text
 
-    shown = Table(*heads, box=SIMPLE_HEAD, pad_edge=False)
+    has_rules = (sys.stdout.encoding or "").lower().startswith("utf")
+    shown = Table(*heads, box=SIMPLE_HEAD if has_rules else Box(_ASCII_HEAD, ascii=True), pad_edge=False)
     for column in shown.columns:
         column.no_wrap = column.header == "message"  # to be copied
     for row in rows:
