@@ -649,6 +649,7 @@ def test_events_are_chosen_and_runs_are_folded(veilmq: Run) -> None:
     ("arguments", "code", "says"),
     [
         (("send", "none", "a"), 1, "queues create"),
+        (("send", "none.fifo", "a", "--group", "g"), 1, "`veilmq queues create none.fifo --fifo`.\n"),
         (("send", "not a name", "a"), 2, "QUEUE: Expected"),
         (("send", "orders", "a", "--priority", "17"), 2, "--priority: Expected at most 16\n"),
         (("send", "orders", "a", "--attribute", "x"), 2, "NAME=VALUE"),

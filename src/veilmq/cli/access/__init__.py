@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from veilmq.cli.failures import Exit, Failure, Missing, Unknown, advice_on
 from veilmq.cli.options import option_of
 from veilmq.model.errors import NAME_TAKEN
-from veilmq.model.settings.queue import QueueKey
+from veilmq.model.settings.queue import FIFO_SUFFIX, QueueKey
 
 if TYPE_CHECKING:
     from veilmq.cli.access.http import HttpAccess
@@ -332,7 +332,8 @@ def _next(error: str, said: Mapping[str, Any]) -> str:
     if error == "QueueExists" and setting == NAME_TAKEN:
         return "It is the alias of another queue: choose another name."
     name = queue.rpartition("/")[2] if isinstance(queue, str) else ""
-    return _NEXT.get(error, "").replace("NAME", name or "NAME")
+    advice = _NEXT.get(error, "").replace("NAME", name or "NAME")
+    return advice.replace(f"create {name}", f"create {name} --fifo") if name.endswith(FIFO_SUFFIX) else advice
 
 
 _ADVICE_TOKEN: Final = (
