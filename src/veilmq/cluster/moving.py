@@ -101,7 +101,7 @@ def _empty(session: Session, *, lock: bool = False) -> Shard:
     if shard.holder is not None:
         raise Unfit(f"{shard.owner} has served this cluster: import into one that no server has served yet")
     [(snapshots,)] = session.execute("select count(*) from veilmq.snapshot")
-    if end_of_log(session, shard.segment).lsn or snapshots:
+    if end_of_log(session).lsn or snapshots:
         raise Unfit("the cluster is not empty: make another, in a database of its own")
     return shard
 
@@ -117,7 +117,7 @@ def export_directory(postgres: Postgres, destination: Path, read_boot_ns: Callab
     with postgres.session(_FAILED) as session:
         shard = look(session)
         _FORMATS.admit(shard)
-        if not end_of_log(session, shard.segment).lsn:
+        if not end_of_log(session).lsn:
             raise Unfit("the cluster is empty: there is nothing to export")
     server = Server(_NAME, "", uuid4(), _FORMATS)
     with (

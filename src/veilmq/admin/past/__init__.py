@@ -60,7 +60,7 @@ class _Base(NamedTuple):
     """The first instant at which they do."""
 
 
-def _bases(view: View, incarnation: int, created: int) -> list[_Base]:
+def _bases(view: View, created: int) -> list[_Base]:
     """All of them, oldest first."""
     first, _ = view.bounds()
     creation = view.offset_after(created - 1)
@@ -78,7 +78,7 @@ def past_page(reader: Reader, key: QueueKey, wanted: PastInput, now: int) -> dic
     wanted = _absolute(wanted, now)
     with reader.look() as view:
         incarnation, created = _life(view, key, wanted.at)
-        bases = _bases(view, incarnation, created)
+        bases = _bases(view, created)
         usable = [base for base in bases if base.at <= wanted.at]
         if not usable:
             since = min((base.at for base in bases), default=now)

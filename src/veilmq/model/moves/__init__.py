@@ -26,7 +26,6 @@ TASK_US_MAX: Final = 36 * HOUR_US
 """How long a task may run."""
 TASKS_KEPT: Final = 10
 """Tasks that a store remembers for each source."""
-TASK_ID_BYTES: Final = 16
 
 
 class MoveStatus(StrEnum):
@@ -58,7 +57,7 @@ class MoveInfo(msgspec.Struct, frozen=True, gc=False):
     """The current state of a task."""
 
     id: bytes
-    """`TASK_ID_BYTES` bytes."""
+    """16 bytes."""
     source: QueueKey
     destination: QueueKey | None
     """None: each message goes back to the queue that dead-lettered it."""

@@ -454,9 +454,7 @@ Taken = Callable[[str, str], Exception]
 
 
 @contextmanager
-def alone(
-    directory: Place, name: str, taken: Callable[[str, str], Exception], who: str
-) -> Iterator[Callable[[], None]]:
+def alone(directory: Place, name: str, taken: Taken, who: str) -> Iterator[Callable[[], None]]:
     """Hold the directory's lock `name`. If it is held already, raises `taken`, as `veilmq.store.files.locked` does.
 
     Yields what checks that it is held still; it raises `taken` too.

@@ -96,7 +96,7 @@ class PostgresLog(Connected):
             if shard.epoch != ownership.epoch:
                 ownership.lose(owned_by(shard))
                 raise owned_by(shard)
-            self.end = end_of_log(session, self._segment)
+            self.end = end_of_log(session)
             self.format = shard.format
         except BaseException as error:
             session.close()

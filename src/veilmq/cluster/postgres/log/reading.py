@@ -92,8 +92,8 @@ class LogReader(Connected):
     def end(self) -> Position:
         """Where the log ends. Raises Unreachable, Unfit."""
         with self._asking():
-            session, shard = self._connected()
-            return end_of_log(session, shard.segment)
+            session, _ = self._connected()
+            return end_of_log(session)
 
     def drop_below(self, lsn: int) -> list[int]:
         """Drop each segment whose records are all below lsn, but never the last record. Returns their numbers.
@@ -102,7 +102,7 @@ class LogReader(Connected):
         """
         with self._asking("PostgreSQL did not drop old segments"):
             session, shard = self._connected()
-            return drop_segments(session, min(lsn, end_of_log(session, shard.segment).lsn), shard.segment)
+            return drop_segments(session, min(lsn, end_of_log(session).lsn), shard.segment)
 
     def _connected(self) -> tuple[Session, Shard]:
         if self._session is None or self._shard is None or not self._postgres.is_usable(self._session):
@@ -148,7 +148,7 @@ def _entries(session: Session, number: int, first: int, limit: int) -> tuple[lis
     return [Entry(*row[:3]) for row in rows], not rows or rows[-1][3] == rows[-1][0]
 
 
-def end_of_log(session: Session, segment: int) -> Position:
+def end_of_log(session: Session) -> Position:
     """Where the log ends."""
     for number in reversed(segments(session)):
         query = sql.SQL("select lsn, epoch, record from {} order by lsn desc limit 1").format(segment_table(number))

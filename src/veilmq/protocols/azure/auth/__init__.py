@@ -217,7 +217,7 @@ class Verifier:
         wall: Instant,
         identity: Identity | None,
     ) -> Caller:
-        sas = self._sas.read(parameters, place, account, wall)
+        sas = self._sas.read(parameters, place, account)
         assert account is not None
         self._sas.check(sas, request, wall, identity)
         principal = f"{account.name}/sas"

@@ -129,7 +129,7 @@ class SasReader:
         self._endpoint = endpoint
         self._known: dict[tuple[object, ...], tuple[NamedAccount, Sas]] = {}
 
-    def read(self, parameters: dict[str, str], place: Place, account: NamedAccount | None, wall: Instant) -> Sas:
+    def read(self, parameters: dict[str, str], place: Place, account: NamedAccount | None) -> Sas:
         """Read the SAS in a query and check its signature. Raises Refusal."""
         given = tuple([parameters.get(name) for name in _NAMES])
         known = self._known.get((place.account, place.queue, given))

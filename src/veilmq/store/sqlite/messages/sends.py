@@ -152,7 +152,7 @@ def send_fifo(
     writer: Writer, asked: Sequence[tuple[LiveQueue, Send]], joining: Joining, append: Append
 ) -> list[Outcome]:
     """Accept the messages that are valid and not duplicates, in the order of the commands."""
-    prepared = [_prepare(writer, queue, command) for queue, command in asked]
+    prepared = [_prepare(queue, command) for queue, command in asked]
     names: dict[int, tuple[LiveQueue, set[str]]] = {}
     keys = []
     for (queue, _), ready in zip(asked, prepared, strict=True):
@@ -185,7 +185,7 @@ def send_fifo(
     return outcomes
 
 
-def _prepare(writer: Writer, queue: LiveQueue, command: Send) -> tuple[Send, Key] | ParameterInvalid:
+def _prepare(queue: LiveQueue, command: Send) -> tuple[Send, Key] | ParameterInvalid:
     """The command with its deduplication id, and its key; or what is wrong with the command."""
     extras = command.extras
     group = extras.group

@@ -72,8 +72,6 @@ class Row(NamedTuple):
 
     rowid: int
     values: Values
-    is_mended: bool
-    """One bit was flipped back to read it."""
     is_misplaced: bool = False
     """Its rowid is out of order, and so not what it was."""
 
@@ -253,12 +251,12 @@ class Page:
         for cell in self.cells:
             row = self._decoded(self.content, cell)
             if row is not None and accepts(*row, False):
-                yield Row(*row, is_mended=False)
+                yield Row(*row)
 
     def _row(self, cell: int, accepts: Accepts) -> Row | None:
         row = self._decoded(self.content, cell)
         if row is not None and accepts(*row, False):
-            return Row(*row, is_mended=False)
+            return Row(*row)
         found = []
         for at in range(cell, min(cell + _MENDED_BYTES, self._pages.usable)):
             for bit in range(8):
@@ -266,7 +264,7 @@ class Page:
                 tried[at] ^= 1 << bit
                 mended = self._decoded(bytes(tried), cell)
                 if mended is not None and accepts(*mended, True):
-                    found.append(Row(*mended, is_mended=True))
+                    found.append(Row(*mended))
         return found[0] if len(found) == 1 else None
 
     def _decoded(self, content: bytes, cell: int) -> tuple[int, Values] | None:
