@@ -389,7 +389,6 @@ class TestWaiting:
 NOT_FOUND = answer(404, b"", "x-ms-error-code: MessageNotFound")
 REFUSED = answer(403, b"", "x-ms-error-code: AuthenticationFailed")
 BUSY = answer(503, b"", "x-ms-error-code: ServerBusy")
-GARBLED = answer(204, b"", "x-ms-popreceipt: r", "x-ms-time-next-visible: never")
 
 
 class TestTheWay:

@@ -22,7 +22,6 @@ from veilmq.pipeline.report import Analysis
 
 PLACE = ("000000000000", "us-east-1")
 OLD = (*PLACE, "old")
-BACK = (*PLACE, "back")
 
 
 def then(table: pa.Table, *happened: tuple[str, str]) -> pa.Table:

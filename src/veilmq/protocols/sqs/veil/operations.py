@@ -7,7 +7,7 @@ stale handle gets an error, on standard queues too. Source: docs/veil-protocol.m
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from veilmq.model.commands import (
     AfterExpiry,
@@ -349,22 +349,16 @@ def answer_count(call: Call, outcomes: Sequence[Outcome]) -> veil.PurgeQueueResu
     return veil.PurgeQueueResult(count=gone.count)
 
 
-def _rows() -> tuple[Operation, ...]:
-    def row(name: str, takes: Any, plan: Any, answer: Any) -> Operation:
-        return Operation(name, takes, plan, answer)
-
-    return (
-        row("Send", veil.SendInput, plan_send, answer_send),
-        row("Receive", veil.ReceiveInput, plan_receive, answer_messages),
-        row("Extend", veil.ExtendInput, plan_extend, answer_failures),
-        row("Delete", veil.DeleteInput, plan_delete, answer_failures),
-        row("Peek", veil.PeekInput, plan_peek, answer_messages),
-        row("DescribeQueue", veil.QueueInput, plan_describe, answer_describe),
-        row("CreateQueue", CreateQueueInput, queues.plan_create, answer_create),
-        row("DeleteQueue", veil.QueueInput, plan_delete_queue, answer_count),
-        row("PurgeQueue", veil.QueueInput, plan_purge, answer_count),
-    )
-
-
-VEIL_OPERATIONS: Final = {row.name: row for row in _rows()}
+_ROWS: Final = (
+    Operation("Send", veil.SendInput, plan_send, answer_send),
+    Operation("Receive", veil.ReceiveInput, plan_receive, answer_messages),
+    Operation("Extend", veil.ExtendInput, plan_extend, answer_failures),
+    Operation("Delete", veil.DeleteInput, plan_delete, answer_failures),
+    Operation("Peek", veil.PeekInput, plan_peek, answer_messages),
+    Operation("DescribeQueue", veil.QueueInput, plan_describe, answer_describe),
+    Operation("CreateQueue", CreateQueueInput, queues.plan_create, answer_create),
+    Operation("DeleteQueue", veil.QueueInput, plan_delete_queue, answer_count),
+    Operation("PurgeQueue", veil.QueueInput, plan_purge, answer_count),
+)
+VEIL_OPERATIONS: Final = {row.name: row for row in _ROWS}
 """The rows of this module, by name; CreateQueue has the input of SQS's."""
