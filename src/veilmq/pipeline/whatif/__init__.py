@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from veilmq.pipeline.whatif.replay import Replayed, Setting
     from veilmq.pipeline.whatif.runs import Facts
 
+_QUEUE: Final = ["account", "region", "queue"]
 METRICS: Final = ("duplicates", "recovery_s", "wait_s", "wait_p95_s", "cost")
 SCHEMA: Final = (
     "account string, region string, queue string, type string, under string, timeout_s double, extend_s double,"
@@ -101,8 +102,33 @@ def whatif(leases: "DataFrame", others: "DataFrame", wanted: Wanted, costs: "Cos
     """
     from pyspark.sql import functions as F
 
-    group = ["account", "region", "queue", *(["type"] if wanted.by_type else [])]
-    queue = ["account", "region", "queue"]
+    types = {field.name: field.dataType for field in leases.schema.fields}
+    never = others.where(F.col("kind") == "sent").select(
+        *(
+            F.col(name) if name in _OF_SENDS else F.lit(0 if name == "attempt" else None).cast(types[name]).alias(name)
+            for name in COLUMNS
+        )
+    )
+    rows = leases.select(*COLUMNS).unionByName(never).join(F.broadcast(_limits(others)), _QUEUE, "left")
+    rows = rows.where(F.col("since").isNull() | (F.coalesce("sent", "granted") >= F.col("since"))).drop("since")
+    if wanted.by_type and wanted.workers is not None:
+        rows = _with_own_workers(rows, leases, wanted.workers)
+    given = costs
+
+    def compare(found: Any) -> Any:
+        import pandas as pd
+
+        return pd.DataFrame(compared(found, wanted, given), columns=[part.split()[0] for part in SCHEMA.split(", ")])
+
+    group = [*_QUEUE, "type"] if wanted.by_type else _QUEUE
+    return rows.groupBy(*group).applyInPandas(compare, struct(SCHEMA))
+
+
+def _limits(others: "DataFrame") -> "DataFrame":
+    """For each queue: receives_max (null: it has no dead-letter queue), and the instant since which its messages are
+    taken (null: all are)."""
+    from pyspark.sql import functions as F
+
     is_sent = F.col("kind") == "sent"
     paths = ("settings.redrive.receive_count_max", "change.redrive.receive_count_max", "receives")
     # The settings say it; of a trimmed history, perhaps only its dead letters.
@@ -112,48 +138,31 @@ def whatif(leases: "DataFrame", others: "DataFrame", wanted: Wanted, costs: "Cos
         F.when(F.get_json_object("detail", "$.settings").isNotNull(), _NO_LIMIT),
         F.when(F.get_json_object("detail", "$.change").rlike(_LIMIT_REMOVED), _NO_LIMIT),
     )
-    limits = others.groupBy(*queue).agg(
+    limits = others.groupBy(*_QUEUE).agg(
         F.count_if(is_sent).alias("sends"),
         F.nullif(F.max_by(told, F.when(told.isNotNull(), F.col("offset"))), F.lit(_NO_LIMIT)).alias("receives_max"),
         F.percentile_approx(F.when(is_sent, F.col("at")), [1 - each for each in _SHARES], _ACCURACY).alias("ages"),
     )
     which = F.ceil(F.log2(F.col("sends") / MESSAGES_MAX) * _IN_AN_OCTAVE).cast("int") - 1
     which = F.least(which, F.lit(len(_SHARES) - 1))
-    limits = limits.withColumn("since", F.when(F.col("sends") > MESSAGES_MAX, F.get("ages", which))).drop("ages")
-    types = {field.name: field.dataType for field in leases.schema.fields}
-    never = others.where(is_sent).select(
-        *(
-            F.col(name) if name in _OF_SENDS else F.lit(0 if name == "attempt" else None).cast(types[name]).alias(name)
-            for name in COLUMNS
-        )
+    since = F.when(F.col("sends") > MESSAGES_MAX, F.get("ages", which))
+    return limits.withColumn("since", since).drop("ages", "sends")
+
+
+def _with_own_workers(rows: "DataFrame", leases: "DataFrame", workers: int) -> "DataFrame":
+    """The rows with `own_workers`: a queue's workers, shared out by the work of its types."""
+    from pyspark.sql import functions as F
+
+    busy = leases.groupBy(*_QUEUE, "type").agg(F.sum("held_us").alias("work"))
+    whole = busy.groupBy(*_QUEUE).agg(F.sum("work").alias("whole"))
+    own = F.greatest(F.lit(1), F.round(F.col("work") / F.nullif("whole", F.lit(0)) * workers))
+    share = busy.join(whole, _QUEUE).select(
+        *(F.col(name).alias(f"_{name}") for name in (*_QUEUE, "type")), own.alias("own_workers")
     )
-    rows = leases.select(*COLUMNS).unionByName(never)
-    rows = rows.join(F.broadcast(limits), queue, "left")
-    rows = rows.where(F.col("since").isNull() | (F.coalesce("sent", "granted") >= F.col("since"))).drop(
-        "since", "sends"
-    )
-    if wanted.by_type and wanted.workers is not None:
-        busy = leases.groupBy(*group).agg(F.sum("held_us").alias("work"))
-        whole = busy.groupBy(*queue).agg(F.sum("work").alias("whole"))
-        share = busy.join(whole, queue).select(
-            *queue, F.col("type").alias("_type"),
-            F.greatest(F.lit(1), F.round(F.col("work") / F.nullif("whole", F.lit(0)) * wanted.workers)).alias(
-                "own_workers"
-            ),
-        )  # fmt: skip
-        alike = F.col("type").eqNullSafe(F.col("_type"))
-        for name in queue:
-            share = share.withColumnRenamed(name, f"_{name}")
-            alike = alike & (F.col(name) == F.col(f"_{name}"))
-        rows = rows.join(F.broadcast(share), alike, "left").drop("_type", *(f"_{name}" for name in queue))
-    given = costs
-
-    def compare(found: Any) -> Any:
-        import pandas as pd
-
-        return pd.DataFrame(compared(found, wanted, given), columns=[part.split()[0] for part in SCHEMA.split(", ")])
-
-    return rows.groupBy(*group).applyInPandas(compare, struct(SCHEMA))
+    alike = F.col("type").eqNullSafe(F.col("_type"))
+    for name in _QUEUE:
+        alike = alike & (F.col(name) == F.col(f"_{name}"))
+    return rows.join(F.broadcast(share), alike, "left").drop("_type", *(f"_{name}" for name in _QUEUE))
 
 
 def check_types(leases: "DataFrame", types: Collection[str]) -> None:
@@ -169,11 +178,11 @@ def compared(rows: Any, wanted: Wanted, given: "Costs | None" = None) -> list[di
 
     from veilmq.estimate.schedule import Costs
     from veilmq.pipeline.jobs.timeouts import rated
-    from veilmq.pipeline.whatif.replay import Setting, replay
+    from veilmq.pipeline.whatif.replay import replay
     from veilmq.pipeline.whatif.runs import RUNS_MAX, Facts
 
     first = rows.iloc[0]
-    names = {name: first[name] for name in ("account", "region", "queue")}
+    names = {name: first[name] for name in _QUEUE}
     names["type"] = first["type"] if wanted.by_type and isinstance(first["type"], str) else None
     costs = given or Costs()
     finished = int(rows[rows.attempt > 0].exact.astype(bool).sum())
@@ -182,19 +191,8 @@ def compared(rows: Any, wanted: Wanted, given: "Costs | None" = None) -> list[di
     if finished < _MESSAGES_MIN:
         return [names | {"under": "today", "note": f"{finished} finished attempts: {_MESSAGES_MIN} are needed"}]
     facts = Facts(rows, lambda sample: rated(sample, given).crashes_per_second)
-    most = None if first["receives_max"] != first["receives_max"] else int(first["receives_max"])
-    with np.errstate(invalid="ignore"):  # a lease of 0 s that was never extended
-        extend_s = np.where(np.isfinite(facts.renewed_share), facts.lease_s * facts.renewed_share, np.inf)
-    today = Setting(facts.lease_s, extend_s, facts.workers, most)
-    timeouts = facts.lease_s if wanted.timeout_s is None else np.full(facts.messages, wanted.timeout_s)
-    for kind, seconds in wanted.by_type_s.items():
-        timeouts = np.where(facts.types[facts.type_of] == kind, seconds, timeouts)
-    extend = timeouts * facts.renewed_share if wanted.extend_s is None else np.full(facts.messages, wanted.extend_s)
-    # An extension after the lease's end has no effect.
-    extend = np.where(extend < timeouts, extend, np.inf)
-    own = first.get("own_workers", np.nan)
-    workers = wanted.workers if own != own else int(own)
-    tried = Setting(timeouts, extend, facts.workers if workers is None else workers, most)
+    today, tried = _settings(facts, first, wanted)
+    most = today.receives_max
     both: list[list[Replayed]] = [[], []]
     for number in range(REPLAYS):
         runs = facts.drawn(number)  # its rounds are large: one draw at a time
@@ -218,6 +216,27 @@ def compared(rows: Any, wanted: Wanted, given: "Costs | None" = None) -> list[di
     change = others[1]["cost"] - others[0]["cost"]
     found[1] |= _with_interval("cost_change", after["cost"] - before["cost"], change, least=-np.inf)
     return found
+
+
+def _settings(facts: "Facts", first: Any, wanted: Wanted) -> "tuple[Setting, Setting]":
+    """Today's, and those to try. first: a row of the queue."""
+    import numpy as np
+
+    from veilmq.pipeline.whatif.replay import Setting
+
+    most = None if first["receives_max"] != first["receives_max"] else int(first["receives_max"])
+    with np.errstate(invalid="ignore"):  # a lease of 0 s that was never extended
+        extend_s = np.where(np.isfinite(facts.renewed_share), facts.lease_s * facts.renewed_share, np.inf)
+    today = Setting(facts.lease_s, extend_s, facts.workers, most)
+    timeouts = facts.lease_s if wanted.timeout_s is None else np.full(facts.messages, wanted.timeout_s)
+    for kind, seconds in wanted.by_type_s.items():
+        timeouts = np.where(facts.types[facts.type_of] == kind, seconds, timeouts)
+    extend = timeouts * facts.renewed_share if wanted.extend_s is None else np.full(facts.messages, wanted.extend_s)
+    # An extension after the lease's end has no effect.
+    extend = np.where(extend < timeouts, extend, np.inf)
+    own = first.get("own_workers", np.nan)
+    workers = wanted.workers if own != own else int(own)
+    return today, Setting(timeouts, extend, facts.workers if workers is None else workers, most)
 
 
 def _row(under: str, setting: Any, facts: "Facts", replayed: "list[Replayed]") -> dict[str, Any]:
