@@ -54,11 +54,8 @@ def split(cells: "DataFrame", costs: "Costs | None" = None) -> "DataFrame":
 
 
 def _split(rows: Any, given: "Costs | None") -> list[dict[str, Any]]:
-    import numpy as np
-
     from veilmq.estimate.schedule import Costs
     from veilmq.pipeline.estimates import FINISHED_MIN, Curve, sample_of
-    from veilmq.pipeline.estimates.buckets import MIDDLES
     from veilmq.pipeline.jobs.timeouts import crash_rate, crash_share, longest, other_timeouts, rated
 
     rows = rows.assign(type=rows["type"].where(rows["type"].notna(), None))
@@ -71,12 +68,11 @@ def _split(rows: Any, given: "Costs | None") -> list[dict[str, Any]]:
         return []
     samples.sort(key=lambda each: -each[1].finished.sum())
     samples = samples[:TYPES_MAX]
-    samples.sort(key=lambda each: float((each[1].finished * np.log(MIDDLES)).sum() / each[1].finished.sum()))
+    samples.sort(key=lambda each: _mean_log(each[1]))
     curves = [Curve(sample) for _, sample in samples]
     whole = Curve(_together([sample for _, sample in samples]))
     costs = rated(whole.sample, given)
-    logs = [float((each.finished * np.log(MIDDLES)).sum() / each.finished.sum()) for _, each in samples]
-    cuts = _best_cuts(logs)
+    cuts = _best_cuts([_mean_log(each) for _, each in samples])
     parts = [Curve(_together([each.sample for each in curves[low:high]])) for low, high in cuts]
     timeout = _best(whole, costs, parts)
     together = sum(float(_price(each, timeout, costs).cost(costs)) * each.attempts for each in parts)
@@ -115,6 +111,15 @@ def _split(rows: Any, given: "Costs | None") -> list[dict[str, Any]]:
     if together > 0 and len(cuts) > 1:
         saved = _saved(max(1 - cost / together, 0.0), sum(others))
     return [each | {"split_cost": cost / whole.attempts} | saved for each in result]
+
+
+def _mean_log(sample: Any) -> float:
+    """The mean logarithm of the times of finished work."""
+    import numpy as np
+
+    from veilmq.pipeline.estimates.buckets import MIDDLES
+
+    return float((sample.finished * np.log(MIDDLES)).sum() / sample.finished.sum())
 
 
 def _costs(curves: Any, rates: Any, costs: "Costs", own: float, together: float) -> Any:
