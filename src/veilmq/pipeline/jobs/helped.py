@@ -136,29 +136,17 @@ def compared(rows: Any, happened: Any, given: "Costs | None" = None) -> dict[str
         "changed": int(last["at"]), "what": last["what"], "in_force": bool(last["in_force"]),
         "made": None if made is None or made != made else int(made), "why": last["why"], "verdict": "too few",
     }  # fmt: skip
-    at = int(last["at"]) // _HOUR_US
-    since = int(happened["at"].iloc[-2]) // _HOUR_US + 1 if len(happened) > 1 else 0
-    rows = _costs(rows, costs)
-    before = rows[(rows.hour < at) & (rows.hour >= max(since, at - _BEFORE_MAX))]
-    after = rows[rows.hour > at]
-    if before.empty or after.empty:
-        return row | {"hours": 0.0, "messages_before": 0.0, "messages_after": 0.0}
-    period = _WEEK if at - int(before.hour.min()) >= _WEEK else _DAY
-    sums = ["messages", "redone", "crashes", "waited", "cost"]
-    one, other = (each.groupby(each.hour % period)[sums].sum() for each in (before, after))
-    one, other = one[one.messages > 0], other[other.messages > 0]
-    both = one.index.intersection(other.index)
-    one, other = one.loc[both], other.loc[both]
+    one, other = _matched(_costs(rows, costs), happened)
     row |= {
-        "hours": float(len(both)),
+        "hours": float(len(one)),
         "messages_before": float(one.messages.sum()),
         "messages_after": float(other.messages.sum()),
     }
-    if not len(both):
+    if one.empty:
         return row
     weight = np.minimum(one.messages, other.messages).to_numpy()
     apart = (other.cost / other.messages - one.cost / one.messages).to_numpy()
-    drawn = np.random.default_rng(10).integers(0, len(both), (_SAMPLES, len(both)))
+    drawn = np.random.default_rng(10).integers(0, len(one), (_SAMPLES, len(one)))
     several = (weight * apart)[drawn].sum(axis=1) / weight[drawn].sum(axis=1)
     change = float((weight * apart).sum() / weight.sum())
     low, high = (float(each) for each in np.quantile(several, [0.025, 0.975]))
@@ -169,10 +157,25 @@ def compared(rows: Any, happened: Any, given: "Costs | None" = None) -> dict[str
     for name, each in (("before", one), ("after", other)):
         row[f"duplicates_{name}"] = float(each.redone.sum() / each.messages.sum())
         row[f"recovery_{name}_s"] = float(each.waited.sum() / each.crashes.sum()) if each.crashes.sum() else None
-    if len(both) >= HOURS_MIN and min(row["messages_before"], row["messages_after"]) >= MESSAGES_MIN:
+    if len(one) >= HOURS_MIN and min(row["messages_before"], row["messages_after"]) >= MESSAGES_MIN:
         matters = abs(change) > _MATTERS * cost_before
         row["verdict"] = "worse" if is_worse and matters else "better" if high < 0 and matters else "no difference"
     return row
+
+
+def _matched(rows: Any, happened: Any) -> tuple[Any, Any]:
+    """The sums of the hours before the last change and of those after it: of hours of the day (of the week, if there is
+    a week before it) in which both have messages."""
+    at = int(happened["at"].iloc[-1]) // _HOUR_US
+    since = int(happened["at"].iloc[-2]) // _HOUR_US + 1 if len(happened) > 1 else 0
+    before = rows[(rows.hour < at) & (rows.hour >= max(since, at - _BEFORE_MAX))]
+    after = rows[rows.hour > at]
+    period = _WEEK if not before.empty and at - int(before.hour.min()) >= _WEEK else _DAY
+    sums = ["messages", "redone", "crashes", "waited", "cost"]
+    one, other = (each.groupby(each.hour % period)[sums].sum() for each in (before, after))
+    one, other = one[one.messages > 0], other[other.messages > 0]
+    both = one.index.intersection(other.index)
+    return one.loc[both], other.loc[both]
 
 
 def _costs(rows: Any, costs: "Costs") -> Any:
