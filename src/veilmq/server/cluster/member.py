@@ -31,6 +31,7 @@ from veilmq.cluster.postgres.schema import Formats
 from veilmq.cluster.registry import NameTaken, Status, Told, ask_to_hand_over, status, within
 from veilmq.cluster.snapshotting import Snapshotting
 from veilmq.engine.directory import STATE_FORMAT, STATE_FORMAT_OLDEST, is_full, open_directory, open_follower
+from veilmq.engine.engine import Engine
 from veilmq.engine.lease_clock import AHEAD_US_MAX
 from veilmq.engine.long_polls import Unread
 from veilmq.model.errors import ParameterInvalid, StoreFailed
@@ -44,6 +45,7 @@ from veilmq.server.cluster.front import Front
 from veilmq.server.config.settings import Address, Settings
 from veilmq.server.http.tls import Certificate
 from veilmq.server.shell import Latencies, Shell
+from veilmq.store import Store
 from veilmq.store.directory import DatabaseDamaged, DatabaseUnusable, DataDirectory, NotOurs
 from veilmq.store.log import AppendUnknown, Follower, NotAppended, NotOwner
 
@@ -283,32 +285,14 @@ class ClusterServer:
         shared_log = await asyncio.to_thread(partial(PostgresLog, took=self._appends.add), ownership)
         term.push_async_callback(asyncio.to_thread, shared_log.close)  # an append that hangs must not stop the loop
 
-        def begins(mark: Instant) -> Instant:
-            return begins_at(ownership.before, mark, wall(), (boot_ns() - taken_ns) // 1_000)
+        def begins(mark: Instant | None = None) -> Instant:
+            return begins_at(ownership.before, mark or Instant(0), wall(), (boot_ns() - taken_ns) // 1_000)
 
         self._shell = self._snapshotting = None
         # From here on: to open a large store takes longer than a lease.
-        keeping = asyncio.create_task(self._keep(ownership, shared_log, lambda: begins(Instant(0))))
+        keeping = asyncio.create_task(self._keep(ownership, shared_log, begins))
         term.callback(keeping.cancel)
-        settings = self._settings
-        options = settings.store_options()
-        options = msgspec.structs.replace(
-            options, schema=shared_log.format, gives_up=partial(self._gives_up, ownership)
-        )
-        try:
-            engine, store = await asyncio.to_thread(
-                open_directory, settings.data, settings.engine_limits(), options, log=shared_log
-            )
-        except (DatabaseDamaged, NotOurs) as error:
-            remove_copy(settings.data, str(error))
-            await asyncio.to_thread(self._hand_over, ownership, begins(Instant(0)))
-            raise Unfit("its copy was damaged") from error
-        except (DatabaseUnusable, OSError) as error:
-            if not is_full(error, settings.data):
-                raise
-            self._wanted = ""  # others shall have it
-            await asyncio.to_thread(self._hand_over, ownership, begins(Instant(0)))
-            raise Unfit(f"the disk of {settings.data} is full: free space") from error
+        engine, store = await self._open(ownership, shared_log, begins)
         term.callback(store.close)
         was = self._clock.now()
         self._clock.take_over(begins(store.mark))
@@ -338,6 +322,29 @@ class ClusterServer:
         ended.cancel()
         self._port.follow(None)
         self.front.follow(None)
+
+    async def _open(
+        self, ownership: Ownership, shared_log: PostgresLog, begins: Callable[[], Instant]
+    ) -> tuple[Engine, Store]:
+        """Open this server's copy. begins: as in `_keep`.
+
+        Raises Unfit once the shard is handed over, because the copy is damaged or the disk is full.
+        """
+        data, limits = self._settings.data, self._settings.engine_limits()
+        options, gives_up = self._settings.store_options(), partial(self._gives_up, ownership)
+        options = msgspec.structs.replace(options, schema=shared_log.format, gives_up=gives_up)
+        try:
+            return await asyncio.to_thread(open_directory, data, limits, options, log=shared_log)
+        except (DatabaseDamaged, NotOurs) as error:
+            remove_copy(data, str(error))
+            await asyncio.to_thread(self._hand_over, ownership, begins())
+            raise Unfit("its copy was damaged") from error
+        except (DatabaseUnusable, OSError) as error:
+            if not is_full(error, data):
+                raise
+            self._wanted = ""  # others shall have it
+            await asyncio.to_thread(self._hand_over, ownership, begins())
+            raise Unfit(f"the disk of {data} is full: free space") from error
 
     def _gives_up(self, ownership: Ownership, why: str) -> bool:
         """The store found its copy damaged: returns whether to give it up, because another server's may be whole."""
