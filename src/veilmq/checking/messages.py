@@ -105,7 +105,7 @@ def _check_place(life: Life, report: Report) -> None:
 
 
 def _check_loss(history: History, life: Life, report: Report) -> None:
-    # When the others were drained, where by the log it cannot have been, does not matter.
+    # Drains of queues in which, by the log, it cannot have been do not count.
     entered = zip(life.places, life.entered, strict=True)
     drains = history.drained(tuple(queue for queue, low in entered if low < FOREVER))
     if drains and all(map(history.is_drained, life.places)) and life.born_high <= drains[0].invoked:

@@ -335,7 +335,8 @@ class Feed:
         `find_start`."""
         if wanted == "next":
             return self._find(wanted)
-        # Held before it is looked for; and what a batch trims that is not committed yet is still seen.
+        # Hold it first, so that nothing trims it before it is found. A batch that is not committed yet may have trimmed
+        # what the look still finds: `left` is the first event that stays.
         left = self._history.hold(int(wanted) if wanted.isdecimal() else 0, seconds)
         found = self._find(wanted)
         if found.start >= left:

@@ -152,7 +152,7 @@ class _Later:
             meaning = _RELEASES.get(detail.get("reason", ""), "done")
         elif "job" in detail:
             meaning = "taken"
-        # Before the last extension the lease had not ended; what a handle tells is true at any time.
+        # What came before the last extension did not end the lease, but what was done with a handle counts at any time.
         if self.extended is None or kind in _OF_HANDLES:
             self.ends[meaning] = event.at
 

@@ -235,7 +235,7 @@ class Exchange:
         else:
             self._succeeded(call, len(messages), now)
         if self._failures and self._requests():
-            # One request at a time now: a look that would be made again would wait for the end of the others.
+            # After a failure there is one request at a time. A look that has to be repeated would wait for it.
             for wish in [*call.looks, *self._looking]:
                 if wish.outcome is None:
                     self._resolve(wish, [])

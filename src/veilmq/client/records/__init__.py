@@ -371,7 +371,7 @@ class ObjectStore:
             found: Any = self._try("list", lambda: self._files.find(path, detail=True))
         except FileNotFoundError:
             return
-        # fsspec finds an object of that name itself, too, and adlfs then tells its name alone.
+        # `find` also returns an object whose key is `below` itself; then adlfs returns its name, and no dict.
         for name, entry in found.items() if isinstance(found, dict) else ():
             if not name.startswith(f"{path}/"):
                 continue

@@ -227,7 +227,7 @@ class AdaptiveTimeout:
     @property
     def costs(self) -> Costs:
         """The costs, with the rates learnt so far."""
-        # Nobody tells how long a crashed worker worked: the mean age of work under way (Barlow and Proschan).
+        # Nobody knows how long a crashed worker worked: take the mean age of work under way (Barlow and Proschan).
         age_s = self._work_squares / (2 * self._work_s) if self._work_s else 0.0
         crashes, held_s = self._crashes + self._unseen, self._held_s + max(self._unseen, 0.0) * age_s
         return msgspec.structs.replace(

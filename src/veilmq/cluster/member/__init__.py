@@ -275,13 +275,13 @@ class Member:
                     shard = self._joined()
                 except (Unreachable, Unfit) as error:
                     if isinstance(error, NameTaken) and (taken is None or taken.seen == error.seen):
-                        taken = error  # it may be gone, as this one was, if it lost its directory
+                        taken = error  # perhaps by this server itself, before it lost its directory
                     elif isinstance(error, Unfit) and (self.registry is None or isinstance(error, FOR_GOOD)):
                         raise
                     self._tell(str(error))
                     again_ns = self._boot_ns() + int(TROUBLE_SECONDS * 1e9)
                     if taken is not None and taken.silent_s >= SILENT_SECONDS:
-                        # What is wrong `follow` meets again, and tells.
+                        # `follow` meets the same fault again, and reports it.
                         with suppress(Unreachable, Unfit, OSError, DatabaseUnusable, StoreUnknown):
                             while self._boot_ns() < again_ns and next(filling, False):
                                 pass

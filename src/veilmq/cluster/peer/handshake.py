@@ -182,7 +182,7 @@ class Handshake:
 def _said(answer: _Proof | _Refused) -> Refusal:
     """What the peer says of this server."""
     if isinstance(answer, _Refused):
-        # It has not proved itself: what it says is shown as a text of bounded length, and is no name of a count.
+        # It has not proved itself: its text is cut, and a reason that is none of ours is counted as "other".
         reason = answer.reason if answer.reason in _REASONS else "other"
         return Refusal(reason, f"it refused this server and said: {answer.text[:_TEXT_MAX]!r}", told=True)
     return Refusal("no peer", "it sent a proof before its hello")

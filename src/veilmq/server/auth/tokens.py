@@ -111,7 +111,7 @@ class IssuerTokens:
                 except (FileInvalid, OSError) as error:
                     log.error("the issuer's keys stay as they were: %s", error)
                     return
-                if self._keys is before:  # else a bad token's look may have read a newer file meanwhile
+                if self._keys is before:  # else `_read_newer` has taken keys meanwhile, perhaps of a newer file
                     break
         self._take(found)
 

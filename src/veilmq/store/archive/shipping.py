@@ -348,8 +348,8 @@ class Archive:
         """Upload what was acknowledged."""
         began = self._shipped_at = perf_counter()
         if not (self.trouble and any(path != self._path for path in self._folder.glob("spool-*"))):
-            self._rotate()  # while the place fails, one file grows: each would become an object
-        with self._gate:  # else a file that is just being opened would count as a closed one
+            self._rotate()  # while uploads fail, one file grows, because each file becomes an object
+        with self._gate:  # so that a file that is just being opened does not count as closed
             self._closed_bytes = 0
             waiting = sorted(self._folder.glob("spool-*"))
             open_one = None if self._file is None else self._path

@@ -396,7 +396,7 @@ class Flow:
             self._settling.end(hand, "lost" if hand.lost else "expired")
             return False
         if hand.deadline <= self.clock.monotonic():
-            # Where `stop_before_expiry` is longer than a lease it is so each time that it comes: then with a delay.
+            # With a `stop_before_expiry` longer than a lease this happens at each delivery: then with a delay.
             never = self._stop_before >= hand.seconds
             delay = self.options["retry"].delay(hand.message.receive_count, chance()) if never else 0
             self._settling.give_back(hand, delay, "expired")
