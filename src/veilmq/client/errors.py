@@ -8,7 +8,7 @@ import re
 from typing import Final
 
 from veilmq.model import errors as model
-from veilmq.model.errors import StoreUnknown, UsageError, VeilError
+from veilmq.model.errors import CapacityError, StoreError, StoreUnknown, UsageError, VeilError
 
 
 class TransportError(VeilError):
@@ -128,6 +128,13 @@ def may_have_happened(error: VeilError) -> bool:
     if isinstance(error, ServiceError):
         return error.status >= 500
     return isinstance(error, StoreUnknown)
+
+
+def may_succeed_later(error: VeilError) -> bool:
+    """Whether the same call may succeed later, so that waiting helps."""
+    if isinstance(error, ServiceError):
+        return error.retryable
+    return isinstance(error, TransportError | CapacityError | StoreError) and not isinstance(error, ForkRefused)
 
 
 class Unreadable(VeilError):

@@ -26,7 +26,7 @@ import msgspec
 
 from veilmq.client.bridge.carrying import carried
 from veilmq.client.clock import SYSTEM, Clock, Stop
-from veilmq.client.errors import ServiceError, TransportError, Undecodable, Unreadable, may_have_happened
+from veilmq.client.errors import Undecodable, Unreadable, may_have_happened, may_succeed_later
 from veilmq.client.keeper import LeaseKeeper
 from veilmq.client.keeper.lease import Lease
 from veilmq.client.messages import Message, Received
@@ -34,13 +34,11 @@ from veilmq.client.queue import Queue, identity_of
 from veilmq.client.shared import checks
 from veilmq.model.errors import (
     CapabilityMissing,
-    CapacityError,
     InFlightFull,
     LeaseError,
     MessageGone,
     ParameterInvalid,
     ReceiptInvalid,
-    StoreError,
     VeilError,
 )
 
@@ -302,7 +300,7 @@ class Bridge:
                 if not isinstance(outcome, VeilError):
                     done.append(lease)
                     self._add(sent=1, duplicates=int(outcome.duplicate))
-                elif _passes(outcome):
+                elif may_succeed_later(outcome):
                     failed = outcome
                     again.append((lease, message))
                     self._add(uncertain=int(may_have_happened(outcome)))
@@ -341,8 +339,8 @@ class Bridge:
             self._count_deleted([lease for lease in pending if lease not in still])
             pending = still
             faults = [fault for _, fault in left if fault is not None]
-            final = next((each for each in faults if not _passes(each) and not _lost_lease(each)), None)
-            failed = next(filter(_passes, faults), None)
+            final = next((each for each in faults if not may_succeed_later(each) and not _lost_lease(each)), None)
+            failed = next(filter(may_succeed_later, faults), None)
             if pending and (final or failed is None or not patience.goes_on(failed)):
                 self._count_undeleted([lease.message.id for lease in pending], faults[0])
                 if final or (failed is not None and self._deletes_too_long()):
@@ -398,13 +396,6 @@ def check(source: Queue, options: Options) -> None:
         raise CapabilityMissing(capability=f"a copy that leaves the messages in a FIFO queue: {reason}")
 
 
-def _passes(error: VeilError) -> bool:
-    """Whether the same call may succeed later."""
-    return isinstance(error, TransportError | CapacityError | StoreError) or (
-        isinstance(error, ServiceError) and error.retryable
-    )
-
-
 def _lost_lease(error: VeilError) -> bool:
     """Whether only this lease has ended; some services call the handle invalid then."""
     return isinstance(error, LeaseError | ReceiptInvalid)
@@ -436,7 +427,7 @@ class _Patience:
 
     def goes_on(self, error: VeilError) -> bool:
         """Pause; False if it is no use to try again."""
-        if not _passes(error) or self._clock.monotonic() > self._end:
+        if not may_succeed_later(error) or self._clock.monotonic() > self._end:
             return False
         pause = _PAUSES[min(self._number, len(_PAUSES) - 1)]
         self._number += 1

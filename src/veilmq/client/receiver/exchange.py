@@ -25,10 +25,10 @@ from typing import Final
 
 import msgspec
 
-from veilmq.client.errors import ForkRefused, ServiceError, TransportError
+from veilmq.client.errors import ForkRefused, ServiceError, TransportError, may_succeed_later
 from veilmq.client.messages import Received
 from veilmq.client.queue import Queue, is_closed
-from veilmq.model.errors import CapabilityMissing, CapacityError, StoreError, UsageError, VeilError
+from veilmq.model.errors import CapabilityMissing, UsageError, VeilError
 
 BACKOFF_SECONDS: Final = 0.1
 EARLY_SHARE: Final = 0.5
@@ -342,7 +342,7 @@ class Exchange:
             if wish.outcome is None and self._concerned(wish):
                 self._resolve(wish, outcome)
         self._look_again(call)
-        if error is None or _passes(error):
+        if error is None or may_succeed_later(error):
             return
         # A pattern's error is about one message (Undecryptable); the other errors are about the queue.
         if isinstance(error, _OF_QUEUE):
@@ -419,10 +419,3 @@ def _next_seat(wishes: Collection[Wish]) -> Seat:
     if first.failed_at == -math.inf:
         return first
     return min((wish.seat for wish in wishes), key=lambda seat: seat.failed_at)
-
-
-def _passes(error: VeilError) -> bool:
-    """Whether the same request may succeed later, so waiting helps."""
-    if isinstance(error, ServiceError):
-        return error.retryable
-    return isinstance(error, TransportError | CapacityError | StoreError) and not isinstance(error, ForkRefused)

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from veilmq.client.clock import SYSTEM, Clock
-from veilmq.client.errors import ServiceError, TransportError
+from veilmq.client.errors import may_succeed_later
 from veilmq.client.large import PointerFormat
 from veilmq.client.messages import Extension, Received
 from veilmq.client.queue import Queue
-from veilmq.model.errors import CapacityError, LeaseError, ReceiptInvalid, StoreError, VeilError
+from veilmq.model.errors import LeaseError, ReceiptInvalid, VeilError
 from veilmq.pipeline.drain import bad_records, batches
 from veilmq.pipeline.drain.batches import Batch, BatchLeases, Remembered
 from veilmq.pipeline.drain.batches.backlog import Backlog
@@ -318,18 +318,12 @@ class Driver:
             try:
                 return call()
             except VeilError as error:
-                if not _passes(error) or self._clock.monotonic() >= end:
+                if not may_succeed_later(error) or self._clock.monotonic() >= end:
                     raise SourceUnreachable(
                         f"Queue {self._queue.name} does not answer as it should: {error}.",
                         "Run the query again: it goes on where it was.",
                     ) from error
             time.sleep(_PAUSE_SECONDS)
-
-
-def _passes(error: VeilError) -> bool:
-    if isinstance(error, ServiceError):
-        return error.retryable
-    return isinstance(error, TransportError | CapacityError | StoreError)
 
 
 def _check_lease(options: DrainOptions, queue: Queue) -> None:

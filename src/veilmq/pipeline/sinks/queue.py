@@ -27,11 +27,11 @@ from pyspark.sql.datasource import DataSourceStreamWriter, DataSourceWriter, Wri
 
 from veilmq.client.adapters.connect import connect
 from veilmq.client.clock import SYSTEM
-from veilmq.client.errors import ServiceError, TransportError
+from veilmq.client.errors import may_succeed_later
 from veilmq.client.messages import Message
 from veilmq.client.queue import Queue
 from veilmq.client.shared.checks import token
-from veilmq.model.errors import CapacityError, ParameterInvalid, StoreError, VeilError
+from veilmq.model.errors import ParameterInvalid, VeilError
 from veilmq.pipeline.errors import OptionInvalid, PipelineError, SourceUnreachable
 from veilmq.pipeline.options import SendOptions
 from veilmq.pipeline.places import Place, place
@@ -166,18 +166,12 @@ def _send_together(queue: Queue, messages: list[Message], patience: float) -> No
             answers = [error] * len(left)
         failed = [(message, each) for message, each in zip(left, answers, strict=True) if isinstance(each, VeilError)]
         for _, reason in failed:
-            if not _passes(reason) or SYSTEM.monotonic() >= end:
+            if not may_succeed_later(reason) or SYSTEM.monotonic() >= end:
                 raise SendFailed(f"Queue {queue.name} does not take a message: {reason}.", "") from reason
         left = [message for message, _ in failed]
         if left:
             time.sleep(pause)
             pause = min(2 * pause, 5.0)
-
-
-def _passes(error: VeilError) -> bool:
-    if isinstance(error, ServiceError):
-        return error.retryable
-    return isinstance(error, TransportError | CapacityError | StoreError)
 
 
 def _task() -> tuple[Callable[[str], str | None], int]:
