@@ -173,7 +173,8 @@ def _over_limit(refusal: Refusal) -> VeilError:
     )
 
 
-def _invalid(parameter: str) -> Callable[[Refusal], VeilError]:
+def invalid(parameter: str) -> Callable[[Refusal], VeilError]:
+    """Makes a refusal of that parameter's value an error."""
     return lambda refusal: ParameterInvalid(parameter=parameter, reason=refusal.message)
 
 
@@ -197,9 +198,9 @@ _TABLE: Final[dict[str, Callable[[Refusal], VeilError]]] = {
     "InvalidParameterValueException": _invalid_value,
     "MissingParameter": _missing_parameter,
     "MissingRequiredParameterException": _missing_parameter,
-    "InvalidMessageContents": _invalid("body"),
-    "InvalidAttributeName": _invalid("attribute"),
-    "InvalidAttributeValue": _invalid("attribute"),
+    "InvalidMessageContents": invalid("body"),
+    "InvalidAttributeName": invalid("attribute"),
+    "InvalidAttributeValue": invalid("attribute"),
     "InvalidIdFormat": lambda refusal: ReceiptInvalid(reason=refusal.message),
     "UnsupportedOperation": lambda refusal: CapabilityMissing(capability=refusal.message),
 }

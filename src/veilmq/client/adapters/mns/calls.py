@@ -46,7 +46,7 @@ from mns.mns_http import MNSHTTPConnection, MNSHTTPSConnection  # type: ignore[i
 from mns.mns_request import SendMessageRequest, SendMessageRequestEntry  # type: ignore[import-untyped]
 
 from veilmq.client.adapters.cloud import EXTEND_SECONDS, client_name, encode_base64
-from veilmq.client.adapters.service_errors import Refusal, error_in
+from veilmq.client.adapters.service_errors import Refusal, error_in, invalid
 from veilmq.client.errors import TransportError, advised
 from veilmq.client.messages import LEASE_HINT_ATTRIBUTE, AttributeValue, Message, Peeked, Received, hint_of, untyped
 from veilmq.client.queue import ById, Capabilities, fingerprint
@@ -99,10 +99,6 @@ def _argument(refusal: Refusal) -> VeilError:
     return ParameterInvalid(parameter=name, reason=refusal.message)
 
 
-def _invalid(parameter: str) -> Callable[[Refusal], VeilError]:
-    return lambda refusal: ParameterInvalid(parameter=parameter, reason=refusal.message)
-
-
 _TABLE: Final[dict[str, Callable[[Refusal], VeilError]]] = {
     "QueueNotExist": lambda refusal: QueueMissing(queue=refusal.queue),
     "QueueAlreadyExist": lambda refusal: QueueExists(queue=refusal.queue, setting="attributes"),
@@ -111,13 +107,13 @@ _TABLE: Final[dict[str, Callable[[Refusal], VeilError]]] = {
     "MessageNotExist": lambda refusal: MessageGone(sequence=0, attempt=0),
     "ReceiptHandleError": lambda refusal: ReceiptInvalid(reason=refusal.message),
     "MissingReceiptHandle": lambda refusal: ReceiptInvalid(reason=refusal.message),
-    "MissingVisibilityTimeout": _invalid("lease"),
+    "MissingVisibilityTimeout": invalid("lease"),
     "InvalidArgument": _argument,
-    "MalformedXML": _invalid("request"),
-    "InvalidRequestURL": _invalid("request"),
-    "InvalidQueryString": _invalid("request"),
-    "InvalidQueueName": _invalid("name"),
-    "QueueNameLengthError": _invalid("name"),
+    "MalformedXML": invalid("request"),
+    "InvalidRequestURL": invalid("request"),
+    "InvalidQueryString": invalid("request"),
+    "InvalidQueueName": invalid("name"),
+    "QueueNameLengthError": invalid("name"),
 }
 
 

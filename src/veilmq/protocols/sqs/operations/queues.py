@@ -41,7 +41,8 @@ from veilmq.protocols.sqs.operations.permissions_and_tags import check_tags
 _NAME_RULE = "Can only include alphanumeric characters, hyphens, or underscores. 1 to 80 in length"
 
 
-def _cooldown_us(asked: Asked) -> int:
+def cooldown_us(asked: Asked) -> int:
+    """After a delete before a queue of that name may be created, and after a purge before the next."""
     return limits.COOLDOWN_SECONDS * SECOND_US if asked.endpoint.cooldowns else 0
 
 
@@ -65,7 +66,7 @@ def plan_create(asked: Asked, given: CreateQueueInput) -> Plan:
         queue=queue,
         origin=asked.caller.origin,
         change=change,
-        cooldown_us=_cooldown_us(asked),
+        cooldown_us=cooldown_us(asked),
     )
     return (command,), attributes.get("RedrivePolicy")
 
@@ -208,7 +209,7 @@ def plan_delete_queue(asked: Asked, given: QueueInput) -> Plan:
 def plan_purge(asked: Asked, given: QueueInput) -> Plan:
     """PurgeQueue."""
     queue = asked.queue(given.queue_url)
-    return (PurgeQueue(queue=queue, origin=asked.caller.origin, cooldown_us=_cooldown_us(asked)),), None
+    return (PurgeQueue(queue=queue, origin=asked.caller.origin, cooldown_us=cooldown_us(asked)),), None
 
 
 def plan_get_attributes(asked: Asked, given: GetQueueAttributesInput) -> Plan:

@@ -26,7 +26,7 @@ from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.messages import REPORT_HEADER, WORKING, Delivery, id_text, read_header
 from veilmq.model.outcomes import Outcome, Purged, QueueCreated, QueueDeleted, QueueDescribed, Received, Sent
 from veilmq.model.settings.queue import PlanState, QueueKey
-from veilmq.protocols.sqs import errors, limits, veil
+from veilmq.protocols.sqs import errors, veil
 from veilmq.protocols.sqs.addresses import is_fifo, is_queue_name
 from veilmq.protocols.sqs.auth.authorize import note
 from veilmq.protocols.sqs.call import Asked, Call, Operation, Plan, sole
@@ -328,10 +328,6 @@ def answer_create(call: Call, outcomes: Sequence[Outcome]) -> veil.CreateQueueRe
     return veil.CreateQueueResult(created=created.created, incarnation=created.info.incarnation)
 
 
-def _cooldown_us(asked: Asked) -> int:
-    return limits.COOLDOWN_SECONDS * SECOND_US if asked.endpoint.cooldowns else 0
-
-
 def plan_delete_queue(asked: Asked, given: veil.QueueInput) -> Plan:
     """VeilMQ.DeleteQueue."""
     return (DeleteQueue(queue=_queue(asked, given.queue), origin=asked.caller.origin),), None
@@ -340,7 +336,7 @@ def plan_delete_queue(asked: Asked, given: veil.QueueInput) -> Plan:
 def plan_purge(asked: Asked, given: veil.QueueInput) -> Plan:
     """VeilMQ.PurgeQueue."""
     queue = _queue(asked, given.queue)
-    return (PurgeQueue(queue=queue, origin=asked.caller.origin, cooldown_us=_cooldown_us(asked)),), None
+    return (PurgeQueue(queue=queue, origin=asked.caller.origin, cooldown_us=queues.cooldown_us(asked)),), None
 
 
 def answer_count(call: Call, outcomes: Sequence[Outcome]) -> veil.PurgeQueueResult:
