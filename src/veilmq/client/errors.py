@@ -29,12 +29,8 @@ class ForkRefused(TransportError):
 
 STRANGE: Final = (AttributeError, KeyError, RecursionError, TypeError, ValueError)
 """What an SDK raises when it reads an answer that is not from its service, but from a proxy for example."""
-
-
 _NO_TLS: Final = re.compile("wrong.version.number|record layer failure", re.IGNORECASE)
 """OpenSSL's messages for an answer in plain HTTP."""
-
-
 _OTHER_HOST: Final = re.compile("(hostname|ip address) mismatch|has expired|not yet valid", re.IGNORECASE)
 """OpenSSL's messages for a certificate of an issuer that it may know."""
 

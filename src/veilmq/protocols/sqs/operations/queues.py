@@ -62,12 +62,7 @@ def plan_create(asked: Asked, given: CreateQueueInput) -> Plan:
     # An existing queue must have these tags, if any are given (Bogdanp/dramatiq_sqs #13).
     if given.tags:
         change["tags"] = check_tags(given.tags, name)
-    command = CreateQueue(
-        queue=queue,
-        origin=asked.caller.origin,
-        change=change,
-        cooldown_us=cooldown_us(asked),
-    )
+    command = CreateQueue(queue=queue, origin=asked.caller.origin, change=change, cooldown_us=cooldown_us(asked))
     return (command,), attributes.get("RedrivePolicy")
 
 
