@@ -25,9 +25,9 @@ from veilmq.pipeline.events.reading import ParquetHistory
 from veilmq.pipeline.events.source import Wanted
 from veilmq.pipeline.loop import Loop, between_runs
 from veilmq.pipeline.options import read_delta_options, read_options
-from veilmq.pipeline.places.delta import write_parted
+from veilmq.pipeline.places.delta import table_at, write_parted
 from veilmq.pipeline.sinks.checking import check
-from veilmq.pipeline.sinks.delta import Written, add_files, check_place, is_committed
+from veilmq.pipeline.sinks.delta import Written, add_files, check_place
 
 DAY = 86_400.0
 
@@ -73,7 +73,7 @@ def test_a_place_is_a_path_a_text_or_a_uri(
     files = [Written(*part, "q", partition=values) for part, values in parts]
     check_place(at("table"), rows.schema, ["type"])
     assert add_files(at("table"), rows.schema, files, "q", 0)
-    assert is_committed(at("table"), "q", 0)
+    assert table_at(at("table")).transaction_version("q") == 0
     assert read_delta_options({"path": at("table")}).path == path
     check_table("delta", path, at("checkpoint"))
     clear_checkpoint(at("checkpoint"), tmp_path / "manifests")

@@ -45,9 +45,8 @@ from veilmq.pipeline.places import (
     put,
     source,
 )
-from veilmq.pipeline.places.delta import storage_of
+from veilmq.pipeline.places.delta import storage_of, table_at
 from veilmq.pipeline.sinks.checking import check
-from veilmq.pipeline.sinks.delta import is_committed
 from veilmq.pipeline.sinks.queue import replay
 from veilmq.pipeline.tables import append_day, compact, counted, load, retain, write
 from veilmq.pipeline.tables import read as read_table
@@ -453,7 +452,7 @@ def test_fsspecs_configuration_of_s3_is_deltas_too(s3: Store, monkeypatch: pytes
     table = f"{s3.url}/fsspecs"
     rows = pa.table({"type": ["a", "b"], "n": [1, 2]})
     commit_parted(table, rows, 0, ["type"])
-    assert is_committed(table, "q", 0)
+    assert table_at(table).transaction_version("q") == 0
     assert load(table).sort_by("n").select(rows.schema.names).equals(rows)
     assert not check(table, now=0).missing
     assert (compact(table), retain(table, date(2026, 1, 1))) == (0, 0)

@@ -244,7 +244,7 @@ class Loop:
         floors_us = {_queue(name): floor_us for name, floor_us in state.floors_us.items()}
         return publish.plans_of(rows, floors_us)
 
-    def worse(self, costs: "Costs | None" = None) -> dict[publish.Queue, tuple[int, str]]:
+    def worse(self) -> dict[publish.Queue, tuple[int, str]]:
         """The plans in force after which it got worse, in the form that `publish.take_back` takes: see `helped`."""
         changed = self._kept(_CHANGES, helped.CHANGES_SCHEMA)
         if changed.empty:
@@ -252,9 +252,7 @@ class Loop:
         queue = list(helped.QUEUE)
         by_hour = self._kept(_HOURS, helped.HOURS_SCHEMA)
         hours = dict(iter(by_hour.groupby(queue)))
-        found = [
-            helped.compared(hours.get(names, by_hour.iloc[:0]), rows, costs) for names, rows in changed.groupby(queue)
-        ]
+        found = [helped.compared(hours.get(names, by_hour.iloc[:0]), rows) for names, rows in changed.groupby(queue)]
         return {
             (row["account"], row["region"], row["queue"]): (row["made"], helped.reason(row))
             for row in found

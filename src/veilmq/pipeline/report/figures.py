@@ -83,11 +83,11 @@ def rows_of(rows: Any, group: Any) -> Any:
     return rows[kept & (rows["type"].isna() if kind is None or kind != kind else rows["type"].eq(kind))]
 
 
-def _panels(name: str, groups: Any, *, height: float = 2.7) -> tuple[Drawing, list[tuple[Any, Any]]]:
+def _panels(name: str, groups: Any) -> tuple[Drawing, list[tuple[Any, Any]]]:
     count = max(len(groups), 1)
     columns = min(_COLUMNS, count)
     rows = -(-count // columns)
-    drawing = Drawing(name, rows, columns, width=3.3 * max(columns, 2), height=height)
+    drawing = Drawing(name, rows, columns, width=3.3 * max(columns, 2), height=2.7)
     pairs = list(zip(drawing.panels, (row for _, row in groups.iterrows()), strict=False))
     for panel, group in pairs:
         drawing.named(panel, label_of(group))

@@ -99,11 +99,6 @@ class Several(WriterCommitMessage):
         self.files = files
 
 
-def is_committed(path: Path | str, app: str, batch: int, storage: dict[str, str] | None = None) -> bool:
-    """Whether the table has that batch of that application."""
-    return _has(table_at(path, storage), app, batch)
-
-
 def add_files(
     path: Path | str, schema: Any, files: list[Written], app: str, batch: int, storage: dict[str, str] | None = None,
     *, after: int | None = None,
