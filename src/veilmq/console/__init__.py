@@ -1,7 +1,7 @@
 """The web console, below /console on the admin port.
 
 Strategy: pages made on the server (Starlette, Jinja) that call `/api/v1` in this process with the rights of the session
-(`Api`); every act is a plain form. `application` is the admin application with the console beside it. The console
+(`Calls`); every act is a plain form. `application` is the admin application with the console beside it. The console
 itself (app.py) is loaded when it is first asked for: templates and pages would make every start a seventh longer.
 
 A call is a request to the admin application that already has its caller in its scope, which no client can put there

@@ -2,8 +2,8 @@
 read, while receives must wait for them.
 
 Strategy: each queue keeps its waiters in order of arrival. A wake takes out the first one; if its claim finds nothing,
-it returns to its old place (the ticket orders the list). A heap holds the deadlines; an entry whose waiter has left is
-skipped. The cost is the same with 2,000 waiters as with 2.
+it returns to its old place (`Waiter.place` orders the list). A heap holds the deadlines; an entry whose waiter has left
+is skipped. The cost is the same with 2,000 waiters as with 2.
 
 Before changing it: the server itself waits for each hidden queue, once per subscription; it neither uses the clients'
 room nor can be denied room by them. A waiter held up by a cap on messages in flight (SQS) must not block waiters

@@ -54,7 +54,7 @@ class ContentFormat(StrEnum):
 
 
 class RetryStrategy(StrEnum):
-    """When a failed push is tried again (MNS NotifyStrategy); push/endpoints.py has the schedules."""
+    """When a failed push is tried again (MNS NotifyStrategy); veilmq.push.endpoints has the schedules."""
 
     BACKOFF = "BACKOFF_RETRY"
     EXPONENTIAL_DECAY = "EXPONENTIAL_DECAY_RETRY"

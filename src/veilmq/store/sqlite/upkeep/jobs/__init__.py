@@ -2,11 +2,11 @@
 
 Strategy: a job is one row, changed in the same batch that acts, so that after a crash it goes on where it was. It walks
 through the messages in an order that their lives do not change, and keeps the last one that it looked at: so it acts
-on each at most once. There are three walks. `LINES` goes through the lines of the queue, by line and sequence; a
-message in its line stays there while it is received and given back. `BESIDE` goes through the messages that wait beside
-their line (delayed once, or dead-lettered), which is what `lease_returned` lists by line. `LEASES` goes through all
-leases of the store by sequence, for a release. A step looks at `LOOKED_MAX` messages and acts on `ACTS_MAX` of about
-`ACTS_BYTES_MAX` together, however many jobs there are.
+on each at most once. There are three walks. `_LINES` goes through the lines of the queue, by line and sequence; a
+message in its line stays there while it is received and given back. `_BESIDE` goes through the messages that wait
+beside their line (delayed once, or dead-lettered), which the index `lease_returned` lists by line. `_LEASES` goes
+through all leases of the store by sequence, for a release. A step looks at `LOOKED_MAX` messages and acts on `ACTS_MAX`
+of about `ACTS_BYTES_MAX` together, however many jobs there are.
 
 What was sent after the start stays, and so does what is in flight, unless the act is to release it. On a FIFO queue a
 message that matches but cannot be moved keeps all of its group that is behind it: a group never overtakes itself.
