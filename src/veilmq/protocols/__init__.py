@@ -30,6 +30,7 @@ import msgspec
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
+_VALUE_CHARACTERS_MAX: Final = 256
 _NOT_XML: Final = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
@@ -130,6 +131,11 @@ class Response(msgspec.Struct, gc=False):
     body: bytes
     headers: tuple[tuple[bytes, bytes], ...] = ()
     close: bool = False
+
+
+def show(value: str) -> str:
+    """A client's value, shortened for a response."""
+    return value if len(value) <= _VALUE_CHARACTERS_MAX else value[:_VALUE_CHARACTERS_MAX] + "..."
 
 
 class Bounded(dict[Key, Value]):

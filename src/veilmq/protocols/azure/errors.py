@@ -15,8 +15,8 @@ from veilmq.model.commands import AnyCommand, Delete, Extend, Send
 from veilmq.model.errors import VeilError
 from veilmq.model.instant import SECOND_US
 from veilmq.model.messages import HANDLE_CHARACTERS
+from veilmq.protocols import show
 
-_VALUE_CHARACTERS_MAX: Final = 256
 NO_ID: Final = b""
 """An id of no message, for an invalid id in a path."""
 
@@ -197,11 +197,6 @@ class Refusal(Exception):
         self.extra = extra or {}
         self.message = message or fault.message
         self.headers = headers
-
-
-def show(value: str) -> str:
-    """A client's value, shortened for a response."""
-    return value if len(value) <= _VALUE_CHARACTERS_MAX else value[:_VALUE_CHARACTERS_MAX] + "..."
 
 
 def unauthenticated(detail: str) -> Refusal:

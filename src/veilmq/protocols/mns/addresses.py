@@ -16,9 +16,9 @@ import msgspec
 from veilmq.model.settings.access import AccessKey
 from veilmq.model.settings.queue import QueueKey
 from veilmq.model.settings.topic import SubscriptionSettings, TopicKey, is_hidden
-from veilmq.protocols import Bounded, Request, address_used
+from veilmq.protocols import Bounded, Request, address_used, show
 from veilmq.protocols.mns import errors, limits
-from veilmq.protocols.mns.errors import Fault, Refusal, show
+from veilmq.protocols.mns.errors import Fault, Refusal
 
 _PLACES_MAX: Final = 4_096
 _PATH_BYTES_CACHED_MAX: Final = 512

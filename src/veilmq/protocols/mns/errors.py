@@ -11,8 +11,6 @@ from veilmq.model import errors
 from veilmq.model.commands import AnyCommand, ChangeSubscription, Subscribe
 from veilmq.model.errors import VeilError
 
-_VALUE_CHARACTERS_MAX: Final = 256
-
 
 class Fault(NamedTuple):
     """One code of the table."""
@@ -105,11 +103,6 @@ class Refusal(Exception):
         super().__init__(fault.code)
         self.fault = fault
         self.message = message or fault.message
-
-
-def show(value: str) -> str:
-    """A client's value, shortened for a response."""
-    return value if len(value) <= _VALUE_CHARACTERS_MAX else value[:_VALUE_CHARACTERS_MAX] + "..."
 
 
 def bad(name: str, reason: str) -> Refusal:

@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple, TypeVar
 from urllib.parse import unquote_to_bytes
 
-from veilmq.protocols import DocumentInvalid, Element, Response, clean, escape, read_document
+from veilmq.protocols import DocumentInvalid, Element, Response, clean, escape, read_document, show
 from veilmq.protocols.mns import errors, limits
 from veilmq.protocols.mns.call import Asked, Call
-from veilmq.protocols.mns.errors import Refusal, bad, malformed, out_of_range, show
+from veilmq.protocols.mns.errors import Refusal, bad, malformed, out_of_range
 
 T = TypeVar("T")
 

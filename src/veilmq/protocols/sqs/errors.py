@@ -17,6 +17,7 @@ from veilmq.model.commands import AnyCommand, ChangeQueue, CreateQueue, Delete, 
 from veilmq.model.errors import NAME_TAKEN, OTHER_QUEUE, TARGET_MISSING, VeilError
 from veilmq.model.messages import first_forbidden_character
 from veilmq.model.settings.queue import RedrivePolicy
+from veilmq.protocols import show
 from veilmq.protocols.sqs import limits
 from veilmq.protocols.sqs.addresses import arn
 
@@ -176,12 +177,8 @@ def check_text(text: str, place: str, fault: Fault = INVALID_PARAMETER_VALUE) ->
 def invalid_value(parameter: str, value: object, reason: str) -> Refusal:
     """InvalidParameterValue in AWS's wording, the value shortened."""
     return Refusal(
-        INVALID_PARAMETER_VALUE, f"Value {_shown(str(value))} for parameter {parameter} is invalid. Reason: {reason}"
+        INVALID_PARAMETER_VALUE, f"Value {show(str(value))} for parameter {parameter} is invalid. Reason: {reason}"
     )
-
-
-def _shown(text: str) -> str:
-    return text if len(text) <= 256 else text[:256] + "..."
 
 
 def missing(parameter: str) -> Refusal:
@@ -260,7 +257,7 @@ def _receipt_invalid(error: errors.ReceiptInvalid, command: AnyCommand) -> Refus
     """DeleteMessage shows the handle, ChangeMessageVisibility does not."""
     if not isinstance(command, Delete):
         return Refusal(RECEIPT_HANDLE_IS_INVALID, _BAD_HANDLE)
-    shown = _shown(command.handle)
+    shown = show(command.handle)
     if error.reason == OTHER_QUEUE:
         return Refusal(RECEIPT_HANDLE_IS_INVALID, f'The receipt handle "{shown}" is not valid for this queue.')
     return Refusal(RECEIPT_HANDLE_IS_INVALID, f'The input receipt handle "{shown}" is not a valid receipt handle.')

@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.settings.access import NamedAccount, NamedAccounts
-from veilmq.protocols import Request, external_path, is_secure
+from veilmq.protocols import Request, external_path, is_secure, show
 from veilmq.protocols.azure import errors, limits
 from veilmq.protocols.azure.addresses import Endpoint, Place
 from veilmq.protocols.azure.auth.sas import SasReader
@@ -31,7 +31,7 @@ from veilmq.protocols.azure.auth.shared_key import (
     shared_key_text,
 )
 from veilmq.protocols.azure.call import Caller, Identity, Way, origin_of
-from veilmq.protocols.azure.errors import Refusal, show, unauthenticated
+from veilmq.protocols.azure.errors import Refusal, unauthenticated
 from veilmq.protocols.azure.fields import print_rfc1123, read_rfc1123
 
 RESOURCE: Final = "https://storage.azure.com"

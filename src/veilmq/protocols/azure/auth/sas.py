@@ -19,12 +19,12 @@ import msgspec
 
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.settings.access import NamedAccount
-from veilmq.protocols import Element, Request, escape, is_secure, source_address
+from veilmq.protocols import Element, Request, escape, is_secure, show, source_address
 from veilmq.protocols.azure import errors, limits
 from veilmq.protocols.azure.addresses import Endpoint, Kind, Place
 from veilmq.protocols.azure.auth.shared_key import matches, read_signature
 from veilmq.protocols.azure.call import Identity, Sas, Way
-from veilmq.protocols.azure.errors import Refusal, bad_xml, missing_node, show, unauthenticated
+from veilmq.protocols.azure.errors import Refusal, bad_xml, missing_node, unauthenticated
 from veilmq.protocols.azure.fields import (
     DECLARATION,
     members_of,

@@ -40,11 +40,11 @@ from veilmq.model.messages import (
 )
 from veilmq.model.outcomes import Extended, Outcome, Received, Sent
 from veilmq.model.settings.queue import PRIORITY_DEFAULT, PRIORITY_MAX, PRIORITY_MIN, QueueKey, XmlBody
-from veilmq.protocols import Element, Response, clean, escape
+from veilmq.protocols import Element, Response, clean, escape, show
 from veilmq.protocols.mns import errors, limits
 from veilmq.protocols.mns.addresses import arn
 from veilmq.protocols.mns.call import Asked, Call, Plan, sole
-from veilmq.protocols.mns.errors import MESSAGE_NOT_EXIST, Refusal, bad, fault_of, malformed, show
+from veilmq.protocols.mns.errors import MESSAGE_NOT_EXIST, Refusal, bad, fault_of, malformed
 from veilmq.protocols.mns.fields import boolean, document, members, number, read_root, whole_number, word
 
 _TYPES: Final = {"STRING": "String", "NUMBER": "Number", "BOOLEAN": "String.Boolean", "BINARY": "Binary"}

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 from veilmq.model.instant import milliseconds
 from veilmq.model.messages import Attribute, Delivery
+from veilmq.protocols import show
 from veilmq.protocols.sqs import errors, forms, limits
 from veilmq.protocols.sqs.addresses import arn
 from veilmq.protocols.sqs.attributes import NAMES, unknown_name
@@ -29,10 +30,6 @@ _NUMBER: Final = re.compile(r"[+-]?(?:([0-9]+)(?:\.([0-9]*))?|\.([0-9]+))(?:[eE]
 
 def _refused(text: str) -> Refusal:
     return Refusal(errors.INVALID_PARAMETER_VALUE, text)
-
-
-def _shown(name: str) -> str:
-    return name if len(name) <= limits.ATTRIBUTE_NAME_CHARACTERS_MAX else name[:256] + "..."
 
 
 def check_body(text: str) -> None:
@@ -57,7 +54,7 @@ def _check_name(name: str) -> None:
         raise _refused(errors.NO_ATTRIBUTE_NAME)
     if len(name) > limits.ATTRIBUTE_NAME_CHARACTERS_MAX:
         characters_max = limits.ATTRIBUTE_NAME_CHARACTERS_MAX
-        raise _refused(f"The message attribute name '{_shown(name)}' is longer than {characters_max} characters.")
+        raise _refused(f"The message attribute name '{show(name)}' is longer than {characters_max} characters.")
     if not limits.ATTRIBUTE_NAME.match(name):
         raise _refused(_wrong_name(name))
     if name.lower().startswith(limits.ATTRIBUTE_RESERVED):
@@ -130,7 +127,7 @@ def trace_header(given: dict[str, AttributeValue]) -> str | None:
     header = None
     for name, value in given.items():
         if name != TRACE_HEADER:
-            raise _refused(f"Message system attribute name '{_shown(name)}' is invalid.")
+            raise _refused(f"Message system attribute name '{show(name)}' is invalid.")
         if value.data_type != "String":
             raise _refused(f"The message system attribute '{name}' has an invalid type, it must be String.")
         if not value.string_value or value.binary_value:  # some clients also send an empty one
