@@ -115,10 +115,10 @@ def read_options(options: Mapping[str, str | Path]) -> DrainOptions:
             mend = _KAFKA_OTHERS.get(low, "A queue has no offsets: all that it holds is drained, as with earliest.")
             raise OptionInvalid(f"{name}={value} is an option of Kafka's source, which veilmq does not have.", mend)
         if field in given:
-            raise OptionInvalid(f"{name} and {_camel(field)} are the same option.", "Give one of them.")
+            raise OptionInvalid(f"{name} and {camel(field)} are the same option.", "Give one of them.")
         if field is None:
             raise OptionInvalid(
-                f"veilmq has no option {name}.", f"It has {', '.join(sorted(map(_camel, fields.values())))}."
+                f"veilmq has no option {name}.", f"It has {', '.join(sorted(map(camel, fields.values())))}."
             )
         given[field] = [part.strip() for part in value.split(",") if part.strip()] if field in _LISTS else value
     for name, mend in (
@@ -133,7 +133,7 @@ def read_options(options: Mapping[str, str | Path]) -> DrainOptions:
     except msgspec.ValidationError as error:
         said = str(error)
         place = re.search(r"\$\.(\w+)", said)
-        name = _camel(place[1]) if place else "?"
+        name = camel(place[1]) if place else "?"
         raise OptionInvalid(f"{name}={given.get(place[1] if place else '')!r} cannot be: {said}.", "") from None
     _check(read)
     return read
@@ -144,7 +144,8 @@ def _texts(options: Mapping[str, str | Path]) -> dict[str, Any]:
     return {name: str(value) if isinstance(value, Path) else value for name, value in dict(options).items()}
 
 
-def _camel(field: str) -> str:
+def camel(field: str) -> str:
+    """A name in snake case as options are written, such as `maxRows`."""
     head, *rest = field.split("_")
     return head + "".join(part.capitalize() for part in rest)
 
@@ -161,7 +162,7 @@ def _check(read: DrainOptions) -> None:
     ):
         value = getattr(read, name)
         if value is not None and not value >= low:
-            raise OptionInvalid(f"{_camel(name)}={getattr(read, name)} is below {low}.", "")
+            raise OptionInvalid(f"{camel(name)}={getattr(read, name)} is below {low}.", "")
     if read.fail_on_data_loss is False and not read.queues:
         raise OptionInvalid(
             "failOnDataLoss=false cannot be.", "A query of one queue ends with it: see the option queues."
@@ -259,7 +260,7 @@ def _read(options: Mapping[str, str | Path], kind: Any, needed: str, mend: str) 
     given = {names.get(str(name).lower(), str(name).lower()): value for name, value in _texts(options).items()}
     known = set(names.values())
     for name in given.keys() - known - _SPARK:
-        raise OptionInvalid(f"This sink has no option {name}.", f"It has {', '.join(map(_camel, sorted(known)))}.")
+        raise OptionInvalid(f"This sink has no option {name}.", f"It has {', '.join(map(camel, sorted(known)))}.")
     if not given.get(needed):
         raise OptionInvalid(f"The option {needed} is missing.", mend)
     try:

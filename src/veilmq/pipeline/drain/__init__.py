@@ -50,7 +50,7 @@ from veilmq.pipeline.errors import (
     SourceUnreachable,
     TableForeign,
 )
-from veilmq.pipeline.options import DrainOptions, read_options
+from veilmq.pipeline.options import DrainOptions, camel, read_options
 from veilmq.pipeline.places import Place, alone, here, make, place
 
 if TYPE_CHECKING:
@@ -222,12 +222,7 @@ def _left(options: DrainOptions) -> Stats:
 
 def source_options(options: Mapping[str, Any]) -> dict[str, str]:
     """Options in snake case as Spark passes them on, as texts. One that is None is left out: it has its default."""
-    return {_camel(name): _text(value) for name, value in options.items() if value is not None}
-
-
-def _camel(name: str) -> str:
-    head, *rest = name.split("_")
-    return head + "".join(part.capitalize() for part in rest)
+    return {camel(name): _text(value) for name, value in options.items() if value is not None}
 
 
 def _text(value: Any) -> str:
