@@ -167,3 +167,9 @@ def sole(call: Call, outcomes: Sequence[Outcome]) -> Any:
     if isinstance(outcome, VeilError):
         raise fault_of(outcome, call.commands[0])
     return outcome
+
+
+def answer_nothing(call: Call, outcomes: Sequence[Outcome]) -> Response:
+    """204, if the one command succeeded."""
+    sole(call, outcomes)
+    return Response(204, None, b"")

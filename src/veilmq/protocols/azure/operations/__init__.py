@@ -10,7 +10,7 @@ from typing import Final
 
 from veilmq.protocols.azure import errors, limits
 from veilmq.protocols.azure.addresses import Kind
-from veilmq.protocols.azure.call import Asked, Operation
+from veilmq.protocols.azure.call import Asked, Operation, answer_nothing
 from veilmq.protocols.azure.errors import Refusal, bad_parameter, missing_parameter
 from veilmq.protocols.azure.operations import messages, queues, service
 
@@ -32,7 +32,7 @@ SET_PROPERTIES: Final = Operation(
 
 _PUT: Final = Operation("Put Message", messages.plan_put, messages.answer_put, "o", "a", "a")
 _GET: Final = Operation("Get Messages", messages.plan_get, messages.answer_messages, "o", "p", "p")
-_CLEAR: Final = Operation("Clear Messages", messages.plan_clear, messages.answer_nothing, "o", "d")
+_CLEAR: Final = Operation("Clear Messages", messages.plan_clear, answer_nothing, "o", "d")
 _PEEK: Final = Operation("Peek Messages", messages.plan_peek, messages.answer_messages, "o", "r", "r", writes=False)
 
 TABLE: Final[dict[tuple[Kind, str, str], dict[str, Operation]]] = {
@@ -72,12 +72,12 @@ TABLE: Final[dict[tuple[Kind, str, str], dict[str, Operation]]] = {
     },
     (Kind.QUEUE, "", ""): {
         "PUT": Operation("Create Queue", queues.plan_create, queues.answer_create, "c", "cw"),
-        "DELETE": Operation("Delete Queue", queues.plan_delete, queues.answer_done, "c", "d"),
+        "DELETE": Operation("Delete Queue", queues.plan_delete, answer_nothing, "c", "d"),
     },
     (Kind.QUEUE, "", "metadata"): {
         "GET": _GET_METADATA,
         "HEAD": _GET_METADATA,
-        "PUT": Operation("Set Queue Metadata", queues.plan_set_metadata, queues.answer_done, "c", "w"),
+        "PUT": Operation("Set Queue Metadata", queues.plan_set_metadata, answer_nothing, "c", "w"),
     },
     (Kind.QUEUE, "", "acl"): {
         "GET": _GET_ACL,
@@ -85,7 +85,7 @@ TABLE: Final[dict[tuple[Kind, str, str], dict[str, Operation]]] = {
         "PUT": Operation(
             "Set Queue ACL",
             queues.plan_set_acl,
-            queues.answer_done,
+            answer_nothing,
             since=limits.VERSION_SAS_OLDEST,
             bearer_since=limits.VERSION_BEARER_ACL,
         ),
@@ -97,7 +97,7 @@ TABLE: Final[dict[tuple[Kind, str, str], dict[str, Operation]]] = {
         "DELETE": _CLEAR,
     },
     (Kind.MESSAGE, "", ""): {
-        "DELETE": Operation("Delete Message", messages.plan_delete, messages.answer_nothing, "o", "p", "p"),
+        "DELETE": Operation("Delete Message", messages.plan_delete, answer_nothing, "o", "p", "p"),
         "PUT": Operation(
             "Update Message",
             messages.plan_update,

@@ -229,9 +229,3 @@ def answer_update(call: Call, outcomes: Sequence[Outcome]) -> Response:
         (b"x-ms-time-next-visible", print_rfc1123(Instant(extended.due)).encode()),
     )
     return Response(204, None, b"", headers)
-
-
-def answer_nothing(call: Call, outcomes: Sequence[Outcome]) -> Response:
-    """204."""
-    sole(call, outcomes)
-    return Response(204, None, b"")

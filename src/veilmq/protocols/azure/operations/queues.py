@@ -63,12 +63,6 @@ def plan_delete(asked: Asked) -> Plan:
     return (DeleteQueue(queue=asked.queue(), origin=asked.sender.origin),), None
 
 
-def answer_done(call: Call, outcomes: Sequence[Outcome]) -> Response:
-    """204."""
-    sole(call, outcomes)
-    return Response(204, None, b"")
-
-
 def plan_describe(asked: Asked) -> Plan:
     """Get Queue Metadata and Get Queue ACL."""
     return (DescribeQueue(queue=asked.queue(), origin=asked.sender.origin),), None
