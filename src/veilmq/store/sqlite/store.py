@@ -352,7 +352,9 @@ class SqliteStore:
             raise error
         if isinstance(error, apsw.FullError) and self._log is not None and self._writer.redo.unapplied:
             self._broken = f"{self.directory.database} has no room for what the log has: {error}"
-        if not isinstance(error, apsw.Error):
+        if isinstance(error, apsw.ConstraintError):
+            logger.error("%s could not be applied (%s): see what `veilmq check` finds", type(command).__name__, error)
+        elif not isinstance(error, apsw.Error):
             logger.error("%s could not be applied", type(command).__name__, exc_info=error)
         return StoreFailed(reason=f"{type(error).__name__}: {error}")
 

@@ -68,14 +68,6 @@ _QUEUES: Final = (
     "SELECT incarnation, account, region, name, generation, created, modified, settings FROM queue"
     " WHERE deleted IS NULL ORDER BY incarnation"
 )
-_NUMBERS: Final = {
-    "queue": "SELECT max(incarnation) FROM queue",
-    "topic": "SELECT max(incarnation) FROM topic",
-    "subscription": "SELECT max(id) FROM subscription",
-    "move_task": "SELECT max(number) FROM move_task",
-    "operator_command": "SELECT max(number) FROM operator_command",
-    "job": "SELECT max(number) FROM job",
-}
 _SEQUENCE: Final = (
     "SELECT max(ifnull((SELECT max(sequence) FROM message), 0), ifnull((SELECT sequence FROM mark), 0),"
     " ifnull((SELECT max(sequence) FROM deduplication), 0))"
@@ -107,7 +99,7 @@ def _end(target: apsw.Connection, clock: Instant, offset_min: int) -> None:
     row: Any = target.execute("SELECT max(offset + count) FROM history").fetchone()
     offset = max(offset_min, 1) if row[0] is None else row[0]  # a snapshot at 0 would not begin the books
     _write_mark(target, clock, offset)
-    for kind, statement in _NUMBERS.items():
+    for kind, statement in tools.NUMBERS.items():
         last: Any = target.execute(statement).get
         target.execute(
             "INSERT INTO last_number VALUES (?, ?) ON CONFLICT (kind) DO UPDATE SET last = max(last, excluded.last)",

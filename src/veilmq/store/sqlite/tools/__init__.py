@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
 from hashlib import md5
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, Final
 
@@ -167,6 +167,9 @@ def _check_file(database: Path, connection: apsw.Connection, report: Report, pro
             report.add("file", text)
     for name in schema.strangers(connection):
         report.add("file", f"{name}: its statement in the schema is not the one that created it")
+    if found == ["ok"] and not report.problems:
+        for name in _indexes_astray(connection):
+            report.add("file", f"index {name}: its entries are not those of its table")
     is_readable = found == ["ok"] and not report.problems
     if strict != found:
         pages = sorted({int(page) for text in strict for page in _MISMATCH.findall(text)})
@@ -190,6 +193,28 @@ def _integrity(connection: apsw.Connection) -> list[str]:
         if not is_mismatch(error):
             raise
     return found
+
+
+_INDEXES: Final = "SELECT name, tbl_name, ifnull(sql, '') FROM sqlite_schema WHERE type = 'index' ORDER BY tbl_name"
+
+
+def _indexes_astray(connection: apsw.Connection) -> list[str]:
+    """The indexes that have not as many entries as their tables have rows for them. SQLite looks for the entry of each
+    row, but not for other entries of an index with a condition, nor at an index of which no row has an entry."""
+    astray = []
+    indexes: list[tuple[Any, ...]] = connection.execute(_INDEXES).fetchall()
+    for table, group in groupby(indexes, key=lambda each: each[1]):
+        conditions = {name: statement.partition(" WHERE ")[2] or "TRUE" for name, _, statement in group}
+        columns = ", ".join(f"count(*) FILTER (WHERE {condition})" for condition in conditions.values())
+        (rows,) = connection.execute(f"SELECT {columns} FROM {table} NOT INDEXED").fetchall()
+        for (name, condition), expected in zip(conditions.items(), rows, strict=True):
+            try:
+                count = _count(connection, f"SELECT count(*) FROM {table} INDEXED BY {name} WHERE {condition}")
+            except apsw.CorruptError:
+                count = -1
+            if count != expected:
+                astray.append(name)
+    return astray
 
 
 _JOURNAL_ASTRAY: Final = "SELECT offset FROM memtable WHERE offset NOT IN (SELECT offset FROM history)"
@@ -253,6 +278,19 @@ def _check_bodies(
     progress("bodies", report.messages, total)
 
 
+NUMBERS: Final = {
+    "queue": "SELECT max(incarnation) FROM queue",
+    "topic": "SELECT max(incarnation) FROM topic",
+    "subscription": "SELECT max(id) FROM subscription",
+    "move_task": "SELECT max(number) FROM move_task",
+    "operator_command": "SELECT max(number) FROM operator_command",
+    "job": "SELECT max(number) FROM job",
+}
+"""The highest number that has a row, by the kind in `last_number`."""
+_NUMBERS_BEHIND: Final = " UNION ALL ".join(
+    f"SELECT '{kind}' WHERE ifnull((SELECT last FROM last_number WHERE kind = '{kind}'), 0) < ({highest})"
+    for kind, highest in NUMBERS.items()
+)
 HIDDEN_US_MAX: Final = 8 * DAY_US
 """No delay and no lease is longer than 7 days."""
 _FIFO: Final = "SELECT generation FROM queue WHERE deleted IS NULL AND substr(name, -5) = '.fifo'"
@@ -353,6 +391,11 @@ _ROWS: Final = (
         "file",
         "the expiry clock is ahead of the lease clock, by {} us",
         "SELECT -held_us FROM expiry_hold WHERE held_us < 0",
+    ),
+    (
+        "file",
+        "the last number given to a {} is below one that is in use, so none can be created",
+        _NUMBERS_BEHIND,
     ),
     (
         "queue",
