@@ -91,7 +91,13 @@ def test_what_this_release_does_not_read_is_told(run: Run, data: Data, pragma: s
     assert "way back" not in done.out
 
 
-def test_a_full_disk_stands_in_the_way(run: Run, data: Data) -> None:
+def test_a_full_disk_and_a_lost_file_stand_in_the_way(run: Run, data: Data) -> None:
+    killed = data(STATE_FORMAT)
+    (killed / "redo").unlink()
+    for command, code in (("upgrade", 1), ("serve", 3)):  # the check says what the start says
+        done = run(command, *["--check"] * (command == "upgrade"), "--data", str(killed))
+        assert done.code == code
+        assert "redo is missing, and with it the last acknowledged batches" in done.out + done.err
     there = data(1)
     with (there / "veilmq.db-aside").open("wb") as sparse:
         sparse.truncate(shutil.disk_usage(there).free + (1 << 30))  # without blocks

@@ -110,12 +110,14 @@ class _Found(NamedTuple):
     """Why this release does not read it; empty if it does."""
     follows: bool
     """It is a copy of a cluster's state."""
+    losses: list[str]
+    """What was acknowledged and is missing: a start refuses that."""
 
 
 def _look(data: Path) -> _Found:
     """Raises Failure if there is no database of ours, or if it cannot be read."""
     from veilmq.store.directory import DATABASE, DatabaseFailed, NotOurs, SchemaNewer, SchemaUnreleased
-    from veilmq.store.sqlite.tools import format_of
+    from veilmq.store.sqlite.tools.backup import format_of
 
     database = data / DATABASE
     if closed := closed_to_user(database):
@@ -124,10 +126,10 @@ def _look(data: Path) -> _Found:
     try:
         if not database.exists():
             raise Failure(Exit.USAGE, f"{data} has no data of VeilMQ", "Check --data DIR.")
-        number, follows = format_of(database)
-        return _Found(number, "", follows)
+        number, follows, losses = format_of(database)
+        return _Found(number, "", follows, losses)
     except (SchemaNewer, SchemaUnreleased) as error:
-        return _Found(error.found, str(error), follows=False)
+        return _Found(error.found, str(error), follows=False, losses=[])
     except NotOurs as error:
         raise foreign(data, error) from None
     except (DatabaseFailed, OSError) as error:
@@ -168,7 +170,7 @@ def planned(found: _Found, data: Path) -> dict[str, Any]:
     disk = os.statvfs(data)
     free = disk.f_bavail * disk.f_frsize
     migrates = not found.refused and not found.follows and found.format < STATE_FORMAT
-    in_the_way = []
+    in_the_way = [*found.losses]
     # A migration may write each page once more, into the write-ahead log, and all of it in one transaction.
     if migrates and free < size:
         in_the_way.append(f"{free // _MIB} MiB are free, and the migration may need {-(-size // _MIB)} MiB: free space")
@@ -206,10 +208,11 @@ def _told(plan: dict[str, Any]) -> list[tuple[str, str]]:
         back = "the older release starts on the data as it is"
     told += [("does", what), ("space", sizes), ("way back", back)]
     told += [("in the way", each) for each in plan["in_the_way"]]
+    first = "see to what is in the way, " * bool(plan["in_the_way"])
     backup = f"veilmq backup DEST --data {plan['data']}"
     steps = (
         f"`{backup}`, stop the server, install the release, start"
         if plan["migrates"]
         else "stop, install the release, start"
     )
-    return [*told, ("next", steps if not plan["cluster"] else 'docs/cluster.md, "Upgrade"')]
+    return [*told, ("next", first + steps if not plan["cluster"] else 'docs/cluster.md, "Upgrade"')]

@@ -170,7 +170,8 @@ def open_writer(path: Path, options: Options, *, trusting: bool = False) -> apsw
         if 0 < found < schema.VERSION and not options.migrates:
             raise SchemaOlder(found, schema.VERSION)
         if found:
-            _refuse_losses(path, connection)
+            if losses := losses_of(path, connection):
+                raise NotOurs(losses[0])
         elif (left := _left_alone(log, committed, noted)) is not None:
             raise _orphaned(path, left)
         else:
@@ -193,18 +194,18 @@ def open_writer(path: Path, options: Options, *, trusting: bool = False) -> apsw
     return connection
 
 
-def _refuse_losses(path: Path, connection: apsw.Connection) -> None:
-    """Raises NotOurs if something that was acknowledged is missing."""
+def losses_of(path: Path, connection: apsw.Connection) -> list[str]:
+    """What was acknowledged and is missing, so that a start is refused. Raises apsw.Error, msgspec.MsgspecError,
+    OSError."""
     if not schema.is_begun(connection):
-        return
+        return []
     try:
         losses = last_commit.losses(path, connection, last_commit.find(path, connection))
     except redo.KeyMissing as error:
         losses = [] if is_given_up(path.with_name(REDO)) else [str(error)]
     if connection.in_transaction:
         connection.execute("ROLLBACK")
-    if losses:
-        raise NotOurs(losses[0])
+    return losses
 
 
 def _is_empty(path: Path) -> bool:

@@ -30,10 +30,9 @@ from veilmq.store.sqlite.batch import history_index
 from veilmq.store.sqlite.batch.memtable import replay
 from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, SETTINGS_DECODER
 from veilmq.store.sqlite.batch.rollups import HOUR_PERIODS, HOURS, MINUTES, PERIOD_SHIFT
-from veilmq.store.sqlite.disk import check_version, is_mismatch, open_reader, reason_of, redo, schema, trust_pages
+from veilmq.store.sqlite.disk import check_version, is_mismatch, open_reader, redo, schema, trust_pages
 from veilmq.store.sqlite.disk.redo import Entry, last_commit
 from veilmq.store.sqlite.disk.rows import Unflushed, is_utf8, read_extras
-from veilmq.store.sqlite.effects import position
 from veilmq.store.sqlite.messages import PLACES, ROWS_OF_A_MESSAGE
 from veilmq.store.sqlite.messages.groups import FIRST_OF_FIFO, FIRST_OF_TENANT
 from veilmq.store.sqlite.reading.history import bounds, events_from
@@ -112,20 +111,6 @@ def check(database: Path, progress: Progress = _unseen, *, is_owner: bool = Fals
     finally:
         connection.close()
     return report
-
-
-def format_of(database: Path) -> tuple[int, bool]:
-    """The state format of a file that a server may have open, and whether it is a copy of a cluster's state.
-
-    Raises SchemaNewer, SchemaUnreleased, NotOurs, DatabaseFailed.
-    """
-    try:
-        with closing(open_reader(database, Options())) as connection:
-            version = schema.check_ours(connection)
-            follows = connection.execute("SELECT count(*) FROM sqlite_schema WHERE name = 'log_position'").get
-            return version, bool(follows) and position(connection) is not None
-    except (apsw.Error, OSError) as error:
-        raise DatabaseFailed(reason_of(error)) from error
 
 
 def _open(database: Path) -> tuple[apsw.Connection, last_commit.Found]:

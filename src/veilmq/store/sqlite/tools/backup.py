@@ -14,13 +14,24 @@ from pathlib import Path
 from typing import Any, Final
 
 import apsw
+import msgspec
 
 from veilmq.model.instant import Instant
 from veilmq.store import Options
 from veilmq.store.directory import DATABASE, DatabaseFailed, DatabaseUnusable, DestinationTaken, NotOurs
 from veilmq.store.files import SyncedInPieces, Writing, sync_directory
 from veilmq.store.log import Diverged, Point, Position
-from veilmq.store.sqlite.disk import DAMAGE, check_version, check_writable, connect, open_reader, reason_of, redo
+from veilmq.store.sqlite.disk import (
+    DAMAGE,
+    check_version,
+    check_writable,
+    connect,
+    losses_of,
+    open_reader,
+    reason_of,
+    redo,
+    trust_pages,
+)
 from veilmq.store.sqlite.disk.redo import file as redo_file
 from veilmq.store.sqlite.disk.redo import last_commit
 from veilmq.store.sqlite.disk.schema import VERSION, check_ours, fresh_secret, give_checksums, has_checksums
@@ -112,6 +123,23 @@ class Reading:
     def close(self) -> None:
         """Let it go."""
         self._connection.close()
+
+
+def format_of(database: Path) -> tuple[int, bool, list[str]]:
+    """The state format of a file that a server may have open, whether it is a copy of a cluster's state, and what was
+    acknowledged and is missing, for which a start refuses it.
+
+    Raises SchemaNewer, SchemaUnreleased, NotOurs, DatabaseFailed.
+    """
+    try:
+        with closing(open_reader(database, Options())) as connection:
+            trust_pages(connection)  # a start does, too
+            version = check_ours(connection)
+            has_position = connection.execute("SELECT count(*) FROM sqlite_schema WHERE name = 'log_position'").get
+            follows = bool(has_position) and position(connection) is not None
+            return version, follows, losses_of(database, connection)
+    except (apsw.Error, msgspec.MsgspecError, OSError) as error:
+        raise DatabaseFailed(reason_of(error)) from error
 
 
 def copy_checked(
