@@ -318,6 +318,9 @@ def test_damaged_snapshots_are_told_if_none_is_whole(stage: Stage, tmp_path: Pat
     manifest.write_bytes(manifest.read_bytes()[:30])
     with pytest.raises(SourceUnusable, match=r"no snapshot from then is whole: the snapshot .* has a damaged manifest"):
         factory.restored(tmp_path / "newer")
+    manifest.unlink()
+    with pytest.raises(SourceUnusable, match="it has no complete snapshot: none was finished yet"):
+        factory.restored(tmp_path / "newest")
 
 
 def test_a_snapshot_lacks_what_only_the_redo_log_has(stage: Stage, tmp_path: Path) -> None:

@@ -405,6 +405,11 @@ def _refuse(folder: str, _file: Path) -> Point:
     raise SnapshotBad(f"the snapshot {folder} has a damaged manifest")
 
 
+_NO_SNAPSHOT: Final = (
+    "it has no complete snapshot: none was finished yet, or each is without its manifest.json, which is written last"
+)
+
+
 class ArchiveSource:
     """An archive to restore from. See `Source`."""
 
@@ -442,7 +447,7 @@ class ArchiveSource:
         """See `Source.records`: those of the lineage of the snapshot that was fetched last."""
         lineage, lsn = self._lineage, after.lsn
         if not lsn:
-            raise SourceUnusable("there is nothing from before that instant")
+            raise SourceUnusable("there is nothing from before that instant" if self.snapshots() else _NO_SNAPSHOT)
         for segment in segments(self._place, lineage):
             if segment.epoch != after.epoch or segment.last <= lsn:
                 continue
