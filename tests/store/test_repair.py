@@ -5,6 +5,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
+from hashlib import md5
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +18,7 @@ from tests.support.sqlite import SMALL, SqliteFactory, store_of
 
 from veilmq.model.commands import Delete
 from veilmq.model.errors import ReceiptInvalid
+from veilmq.model.messages import id_text
 from veilmq.store.directory import DestinationTaken, DirectoryHeld, NotOurs
 from veilmq.store.sqlite.disk import connect
 from veilmq.store.sqlite.repair import Repair
@@ -256,6 +258,19 @@ def test_what_was_deleted_since_the_backup_does_not_come_back(stage: Stage, tmp_
     (content,) = report.queues
     assert (content.visible + content.in_flight, report.is_whole) == (3, True)
     write(database, page, after)
+    stage.open()
+    backup_directory(database, tmp_path / "before the update")
+    (message,) = stage.receive(queue, 1)
+    stage.extend(queue, message.handle, 1, body="new", md5=md5(b"new").digest(), size_bytes=3)
+    stage.store.close()
+    backup_directory(database, tmp_path / "after the update")
+    whole = page_of(database, "message")
+    zero(database, page)
+    for backup, earlier in (("before the update", 1), ("after the update", 0)):
+        report = repaired(database.parent, tmp_path / f"from {backup}", tmp_path / backup)
+        assert (report.earlier_count, report.is_whole) == (earlier, not earlier)
+        assert earlier == sum(id_text(message.id) in line and "earlier" in line for line in report.found)
+    write(database, page, whole)
     stage.open()
 
 

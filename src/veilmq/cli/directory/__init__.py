@@ -240,6 +240,8 @@ def _shown_repair(report: "Repair", data: Path) -> str:
     lines += [f"perhaps missing: rows of the table {each}" for each in report.tables_in_doubt]
     if report.again_count:
         lines.append(f"{report.again_count} messages may be delivered again: nobody knows whether they were deleted")
+    if report.earlier_count:
+        lines.append(f"{report.earlier_count} messages may have an earlier body: they had been updated")
     if report.exported:
         lines.append(f"{report.exported} rows have no place in the new directory: {report.export}")
     lines += [f"the new directory is not in order: {each}" for each in report.problems]

@@ -10,7 +10,7 @@ from typing import IO, Any, Final
 import msgspec
 
 MISSING_MAX: Final = 1_000
-"""At most this many missing messages are listed; the rest are only counted."""
+"""At most this many messages of a kind are listed; the rest are only counted."""
 
 
 class QueueContent(msgspec.Struct):
@@ -44,6 +44,8 @@ class Repair(msgspec.Struct):
     missing: list[MissingMessage] = []
     missing_count: int = 0
     again_count: int = 0
+    earlier_count: int = 0
+    """Messages whose body was updated, and which came from a place that may have an earlier one."""
     events_missing: int = 0
     """Events that were committed and are nowhere: what they did is not known."""
     pages_wrong: int = 0
@@ -63,8 +65,9 @@ class Repair(msgspec.Struct):
     def is_whole(self) -> bool:
         """Whether everything that was acknowledged is in its place."""
         quarantined = any(each.quarantined for each in self.queues)
-        short = self.missing_count or self.events_missing or self.may_miss or self.again_count or self.pages_wrong
-        return not (short or self.tables_in_doubt or self.exported or self.problems or quarantined)
+        short = self.missing_count or self.events_missing or self.may_miss or self.tables_in_doubt or self.exported
+        unsure = self.again_count or self.earlier_count or self.pages_wrong
+        return not (short or unsure or self.problems or quarantined)
 
     def of(self, queue: str) -> QueueContent:
         """The queue's line."""
@@ -80,6 +83,12 @@ class Repair(msgspec.Struct):
         self.of(message.queue).missing += 1
         if len(self.missing) < MISSING_MAX:
             self.missing.append(message)
+
+    def note_earlier(self, message: str) -> None:
+        """Record a message that may have an earlier body."""
+        self.earlier_count += 1
+        if self.earlier_count <= MISSING_MAX:
+            self.found.append(f"message {message}: its body had been updated, and this may be an earlier one")
 
 
 class Export:

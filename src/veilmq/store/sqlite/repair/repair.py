@@ -48,9 +48,10 @@ from veilmq.store.sqlite.disk.redo import file as redo_file
 from veilmq.store.sqlite.disk.redo.last_commit import Noted
 from veilmq.store.sqlite.disk.schema import fresh_secret
 from veilmq.store.sqlite.raw import Image, assemble, page_bytes
+from veilmq.store.sqlite.raw.free_list import free_pages
 from veilmq.store.sqlite.raw.logs import NO_WAL, Frame, Log, Wal, read_log, read_wal
 from veilmq.store.sqlite.repair import Export, Repair
-from veilmq.store.sqlite.repair.salvage import NUMBER_MAX, Salvage, free_pages
+from veilmq.store.sqlite.repair.salvage import NUMBER_MAX, Salvage
 from veilmq.store.sqlite.repair.settle import server, settle
 from veilmq.store.sqlite.repair.tables import EVENTS, Backup, read
 from veilmq.store.sqlite.settings.queue_commands import recorded_settings

@@ -16,6 +16,7 @@ from veilmq.model.messages import id_text
 from veilmq.store.sqlite.disk.redo import Entry
 from veilmq.store.sqlite.disk.rows import INSERT_LEASE, LeaseRow, MessageRow
 from veilmq.store.sqlite.raw import Accepts, Gap, Image, Row, Values, leaf_rows, rows
+from veilmq.store.sqlite.raw.free_list import free_pages
 from veilmq.store.sqlite.raw.logs import Frame
 from veilmq.store.sqlite.repair import Export, MissingMessage, Repair
 from veilmq.store.sqlite.repair.tables import (
@@ -51,6 +52,7 @@ STRAYS: Final = (
 _EVENTS_AT: Final = "SELECT events FROM history WHERE offset = ?"
 _OF_MESSAGES: Final = ("message", "memtable")
 _FILLED: Final = ("queue", "topic", "subscription", "message", "lease", "origin")
+_OFFSET: Final = "SELECT offset FROM mark"
 _HIGHEST: Final = "SELECT max(ifnull((SELECT max(sequence) FROM message), 0), ifnull((SELECT sequence FROM mark), 0))"
 
 Range = tuple[int, int]
@@ -253,6 +255,7 @@ class Salvage:
         self.target.execute("CREATE INDEX salvage ON message (id)")
         self._drop_left()
         branched = backup is not None and self._has_branched(backup)
+        is_newest = backup is not None and not branched and next(backup.read(_OFFSET))[0] >= following
         if backup is not None and branched:
             self.report.found.append(
                 f"the backup {backup.database.parent} has another history: only what it proves is taken from it"
@@ -266,13 +269,13 @@ class Salvage:
                 self.report.found.append(f"{name}: {count} rows came from older or stray pages of veilmq.db")
             if backup is None or branched:
                 continue
-            if count := self._fill(table, self._in_backup(table, backup)):
+            if count := self._fill(table, self._in_backup(table, backup), is_newest=is_newest):
                 self.report.found.append(f"{name}: {count} rows came from the backup {backup.database.parent}")
-        if backup is not None and not branched and next(backup.read("SELECT offset FROM mark"))[0] >= following:
+        if is_newest:
             self.report.tables_in_doubt = sorted({*self.report.tables_in_doubt}.difference(_FILLED))
         self._place_journal()
         self._place_astray()
-        self._search(backup)
+        self._search(backup, is_newest)
         self.target.execute("DROP INDEX salvage")
 
     def _drop_left(self) -> None:
@@ -289,7 +292,8 @@ class Salvage:
                 return (int.from_bytes(ours) ^ int.from_bytes(events)).bit_count() > 1
         return False
 
-    def _fill(self, table: Table, candidates: Iterable[Values]) -> int:
+    def _fill(self, table: Table, candidates: Iterable[Values], *, is_newest: bool = False) -> int:
+        """is_newest: what comes from there is the last state."""
         count = 0
         for row in candidates:
             number = row[table.key or 0]
@@ -299,8 +303,16 @@ class Salvage:
                 if (number, row[5]) in self.facts.left or self._is_another(number, row[5]) or self._went_on(row):
                     continue
                 self._count_again(row)
-            count += self._take(table, row, "another has its name")
+            if self._take(table, row, "another has its name"):
+                count += 1
+                if table.name == "message" and not is_newest:
+                    self._note_update(number, row[5])
         return count
+
+    def _note_update(self, sequence: int, message: bytes) -> None:
+        """Report the message if it was updated: what came from elsewhere may have an earlier body."""
+        if sequence in self.facts.updated:
+            self.report.note_earlier(id_text(message))
 
     def _is_there(self, table: Table, number: int) -> bool:
         return self.target.execute(f"SELECT 1 FROM {table.name} WHERE rowid = ?", (number,)).fetchone() is not None
@@ -344,6 +356,7 @@ class Salvage:
             if (sequence, each.id) in self.facts.left or self._is_there(table, sequence):
                 continue
             if self._take(table, msgspec.structs.astuple(each), "another message has its sequence"):
+                self._note_update(sequence, each.id)
                 self._lease(each)
 
     def _lease(self, row: MessageRow) -> None:
@@ -369,7 +382,7 @@ class Salvage:
                 self.target.execute("UPDATE mark SET sequence = ?", (sequence,))
             self._take(table, (sequence, *row[1:]), "another message has its sequence")
 
-    def _search(self, backup: Backup | None) -> None:
+    def _search(self, backup: Backup | None, is_newest: bool) -> None:
         """Look for the content of messages that must be there in every page that ever was, and in the backup: their ids
         and MD5s prove it."""
         wanted = {sequence: fact.id for sequence, fact in self._missing()}
@@ -380,10 +393,10 @@ class Salvage:
         contents = chain((frame.content for frame in reversed(self._frames)), pages)
         if found := self._find(wanted, chain.from_iterable(map(self._messages_in, contents))):
             self.report.found.append(f"{found} messages came from old pages of veilmq.db or veilmq.db-wal")
-        if backup is not None and (found := self._find(wanted, self._wanted_in(backup, wanted))):
+        if backup is not None and (found := self._find(wanted, self._wanted_in(backup, wanted), is_newest=is_newest)):
             self.report.found.append(f"{found} messages came from the backup {backup.database.parent}")
 
-    def _find(self, wanted: dict[int, bytes], rows_found: Iterable[Values]) -> int:
+    def _find(self, wanted: dict[int, bytes], rows_found: Iterable[Values], *, is_newest: bool = False) -> int:
         """Take the wanted messages among these, and remove them from the wanted; returns how many."""
         before = len(wanted)
         for row in rows_found:
@@ -392,6 +405,8 @@ class Salvage:
                 if self.damaged.pop(row[0], None) is not None:
                     self.target.execute("DELETE FROM message WHERE sequence = ?", (row[0],))
                 self._take(self._tables["message"], row, "another message has its sequence")
+                if not is_newest:
+                    self._note_update(row[0], row[5])
             if not wanted:
                 break
         return before - len(wanted)
@@ -452,19 +467,3 @@ class _Replaced:
 
     def __getitem__(self, number: int) -> bytes:
         return self._content if number == 2 else self._image[number]
-
-
-def free_pages(image: Image) -> set[int]:
-    """The pages of the free list, as far as it can be read."""
-    return set(chain.from_iterable(_free(image)))
-
-
-def _free(image: Image) -> Iterator[list[int]]:
-    trunk = int.from_bytes(image[1][32:36]) if image.count else 0
-    passed: set[int] = set()
-    while 1 < trunk <= image.count and trunk not in passed:
-        passed.add(trunk)
-        page = image[trunk]
-        count = min(int.from_bytes(page[4:8]), image.usable // 4 - 2)
-        yield [trunk, *(int.from_bytes(page[8 + 4 * at : 12 + 4 * at]) for at in range(count))]
-        trunk = int.from_bytes(page[:4])

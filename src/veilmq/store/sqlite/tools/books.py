@@ -295,6 +295,8 @@ class Facts:
                 self._note(event, sequence, event.message)
             elif kind in _LEAVES and self._has(sequence):
                 self.left.add((sequence, event.message))
+            elif kind == Kind.CONTENT_UPDATED and self._has(sequence) is False:
+                self.updated.add(sequence)
         for each in entered(event):
             if self._wanted(each.sequence) or self._has(each.sequence) is False:
                 self.alive[each.sequence] = each
