@@ -179,22 +179,30 @@ def test_a_destroyed_page_is_filled_from_the_backup(closed: Lived, tmp_path: Pat
     shutil.rmtree(directory)
     pages = leaves(closed.directory / "veilmq.db", "history")
     assert len(pages) > 2
-    found = list[int]()
+    empty, among = page_of(closed.directory / "veilmq.db", "topic"), leaves(closed.directory / "veilmq.db")[1]
+    counted = Counter[str]()
     for page in pages:  # what had left is then not missing, although nobody knows any more that it left
         directory = closed.copy(tmp_path / "damaged")
         zero(directory / "veilmq.db", page)
         verdict = judge(closed, directory, tmp_path / "repaired", backup if with_backup else None)
         assert verdict.repair is not None
         assert (verdict.differences, verdict.repair.missing_count, verdict.repair.may_miss) == ([], 0, False)
-        write(
-            directory / "veilmq.db", root(directory / "veilmq.db", "message"), page_of(directory / "veilmq.db", "topic")
-        )
-        verdict = judge(closed, directory, tmp_path / "repaired", backup if with_backup else None)
-        assert verdict.repair is not None
-        assert (any("is back" in each for each in verdict.differences), verdict.repair.is_whole) == (False, False)
-        found.append(len(verdict.differences))
+        first = root(directory / "veilmq.db", "message")
+        for place in (first, among):  # of the one the pages below are still there, of the other the rows are nowhere
+            whole = page_at(directory / "veilmq.db", place)
+            write(directory / "veilmq.db", place, empty)
+            verdict = judge(closed, directory, tmp_path / "repaired", backup if with_backup else None)
+            assert verdict.repair is not None
+            assert not verdict.repair.is_whole
+            left = [line for line in verdict.repair.found if "of which only an index or a lease is left" in line]
+            nameless = sum(int(line.partition(": ")[2].split()[0]) for line in left)
+            assert all(line.endswith(" is lost") for line in verdict.differences)
+            assert len(verdict.differences) == verdict.repair.missing_count + nameless
+            assert bool(verdict.differences) == (place == among and not with_backup)
+            counted.update(named=verdict.repair.missing_count, nameless=nameless)
+            write(directory / "veilmq.db", place, whole)
         shutil.rmtree(directory)
-    assert found[0] < found[-1] / 2, found  # what is known since the damage is brought back
+    assert with_backup or (counted["named"] > 0 and counted["nameless"] > 0), counted
 
 
 def zero(database: Path, page: int) -> None:
@@ -209,8 +217,11 @@ def write(database: Path, page: int, content: bytes) -> None:
 
 def page_of(database: Path, table: str) -> bytes:
     """The first page of a table."""
-    at = root(database, table) * PAGE_BYTES
-    return database.read_bytes()[at - PAGE_BYTES : at]
+    return page_at(database, root(database, table))
+
+
+def page_at(database: Path, page: int) -> bytes:
+    return database.read_bytes()[(page - 1) * PAGE_BYTES : page * PAGE_BYTES]
 
 
 def root(database: Path, table: str) -> int:

@@ -38,6 +38,7 @@ from zlib import crc32
 
 from veilmq.store.sqlite.disk import verifier
 from veilmq.store.sqlite.disk.redo import ENTRY, HEAD, Entry, record_at
+from veilmq.store.sqlite.disk.rows import read_extras, with_sum
 from veilmq.store.sqlite.disk.schema import CHECKSUM_BYTES
 
 _HEADER: Final = Struct(">IIIIIIII")
@@ -475,3 +476,21 @@ def mend_body(body: bytes, digest: bytes) -> bytes | None:
                 return bytes(tried)
             tried[at] ^= 1 << bit
     return None
+
+
+def is_whole(body: bytes, digest: bytes, extras: bytes | None) -> bool:
+    """Whether a message can be delivered."""
+    return md5(body, usedforsecurity=False).digest() == digest and read_extras(extras) is not None
+
+
+def mended_message(extras: bytes | None, digest: bytes, body: bytes) -> tuple[bytes | None, bytes, bytes] | None:
+    """Extras, MD5 and body of a damaged message as they were before one bit flipped."""
+    found = md5(body, usedforsecurity=False).digest()
+    if (int.from_bytes(found) ^ int.from_bytes(digest)).bit_count() == 1:
+        digest = found
+    elif found != digest:
+        body = mend_body(body, digest) or body
+    elif extras is not None:
+        mended = mend_crc32(extras[:-4], 0, int.from_bytes(extras[-4:], "little"))
+        extras = extras if mended is None else with_sum(mended)
+    return (extras, digest, body) if is_whole(body, digest, extras) else None

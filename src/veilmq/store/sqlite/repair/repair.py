@@ -56,7 +56,7 @@ from veilmq.store.sqlite.repair.settle import server, settle
 from veilmq.store.sqlite.repair.tables import EVENTS, Backup, read
 from veilmq.store.sqlite.settings.queue_commands import recorded_settings
 from veilmq.store.sqlite.tools.backup import made, renew
-from veilmq.store.sqlite.tools.books import Recorded
+from veilmq.store.sqlite.tools.books import Recorded, listed
 from veilmq.store.sqlite.upkeep.snapshots import HELD, MESSAGES_MAX
 
 _ROW_EVENTS: Final = 64
@@ -398,6 +398,9 @@ class _Work:
     def _take_over(self, salvage: Salvage, backup: Backup | None) -> int:
         target = salvage.target
         salvage.copy()
+        with closing(connect(self._part)) as connection, suppress(apsw.Error):
+            trust_pages(connection)
+            salvage.note_listed(listed(connection))
         if self._doubts:
             salvage.doubt_everything()
         following, beyond = self._read_journal(salvage)

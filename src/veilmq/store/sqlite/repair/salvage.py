@@ -5,6 +5,7 @@ doubt: only there do older versions of the damaged pages, pages that no table le
 The history decides which messages had left, and which are missing; what it does not know is delivered again.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, Final
@@ -17,7 +18,7 @@ from veilmq.store.sqlite.disk.redo import Entry
 from veilmq.store.sqlite.disk.rows import INSERT_LEASE, LeaseRow, MessageRow
 from veilmq.store.sqlite.raw import Accepts, Gap, Image, Row, Values, leaf_rows, rows
 from veilmq.store.sqlite.raw.free_list import free_pages
-from veilmq.store.sqlite.raw.logs import Frame
+from veilmq.store.sqlite.raw.logs import Frame, is_whole, mended_message
 from veilmq.store.sqlite.repair import Export, MissingMessage, Repair
 from veilmq.store.sqlite.repair.tables import (
     EVENTS,
@@ -25,14 +26,12 @@ from veilmq.store.sqlite.repair.tables import (
     Backup,
     Table,
     accepts_schema,
-    is_whole,
-    mended_message,
     read,
     readable,
     tables,
 )
 from veilmq.store.sqlite.tools.backup import OWN
-from veilmq.store.sqlite.tools.books import Entered, Facts, Recorded, entered
+from veilmq.store.sqlite.tools.books import Entered, Facts, Recorded, entered, incarnations
 
 NUMBER_MAX: Final = (1 << 63) - 1
 _LEFT_OUT: Final = frozenset(
@@ -86,11 +85,14 @@ class Salvage:
         """Messages whose sequence is not what it was."""
         self._journal: dict[int, MessageRow] = {}
         self._strays: set[int] = set()
+        self._listed: dict[int, int] = {}
+        """Generations of messages that have no row, but an entry in an index or a lease: a page was lost unnoticed."""
         self._first_event = NUMBER_MAX
 
     def in_doubt(self, table: str, number: int) -> bool:
         """Whether that row may be missing."""
-        return any(low <= number <= high for low, high in self._doubt[table])
+        is_listed = table == "message" and number in self._listed
+        return is_listed or any(low <= number <= high for low, high in self._doubt[table])
 
     def doubt_everything(self) -> None:
         """Some page is not the newest, and nobody knows which: any row may be missing."""
@@ -116,6 +118,11 @@ class Salvage:
                 self.report.found.append(f"veilmq.db: table {name} has pages that cannot be read, or not to the end")
         doubted = (name for name, ranges in self._doubt.items() if ranges)
         self.report.tables_in_doubt = sorted({*doubted}.difference(_DERIVED, _OF_MESSAGES))
+
+    def note_listed(self, messages: Iterable[tuple[int, int]]) -> None:
+        """Put those of these sequences (with generations) that have no row in doubt: a whole page was lost."""
+        table, live = self._tables["message"], incarnations(self.target)
+        self._listed = {each: of for each, of in messages if of in live and not self._is_there(table, each)}
 
     def keys(self) -> list[bytes]:
         """The receipt keys with which the redo log may have been written."""
@@ -262,7 +269,7 @@ class Salvage:
             )
         for name in _FILLED:
             table = self._tables[name]
-            if not self._doubt[name]:
+            if not (self._doubt[name] or (self._listed and name == "message")):
                 continue
             count = self._fill(table, self._elsewhere(table))
             if count:
@@ -344,9 +351,9 @@ class Salvage:
                 yield from (table.row(each.rowid, each.values) for each in leaf_rows(image, number, accepts))
 
     def _in_backup(self, table: Table, backup: Backup) -> Iterator[Values]:
-        for low, high in self._doubt[table.name]:
-            statement = f"SELECT * FROM {table.name} WHERE rowid BETWEEN ? AND ?"
-            yield from backup.read(statement, (low, high))
+        listed = ((each, each) for each in self._listed if table.name == "message")
+        for between in chain(self._doubt[table.name], listed):
+            yield from backup.read(f"SELECT * FROM {table.name} WHERE rowid BETWEEN ? AND ?", between)
         if table.name == "message":
             yield from backup.unflushed()
 
@@ -449,6 +456,13 @@ class Salvage:
         for sequence, fact in self._missing():
             name = names.get(fact.queue, f"number {fact.queue}")
             self.report.miss(MissingMessage(name, id_text(fact.id), sequence, fact.sent))
+        known = self.facts.alive.keys() | {sequence for sequence, _ in self.facts.left}
+        unknown = {each: of for each, of in self._listed.items() if each not in known}
+        queues, table = incarnations(self.target), self._tables["message"]
+        for of, count in Counter(of for each, of in unknown.items() if not self._is_there(table, each)).items():
+            self.report.may_miss = True
+            what = f"{count} messages are perhaps missing, of which only an index or a lease is left"
+            self.report.found.append(f"queue {names.get(queues.get(of, 0), of)}: {what}")
         if any(self._doubt[name] for name in _OF_MESSAGES) and not self.history_is_whole:
             self.report.may_miss = True
 

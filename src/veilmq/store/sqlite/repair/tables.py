@@ -7,7 +7,6 @@ itself, if it can: by the MD5 of its body, the number of its events, settings th
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from hashlib import md5
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -23,10 +22,10 @@ from veilmq.store.directory import DatabaseFailed
 from veilmq.store.rollups import unpacked
 from veilmq.store.sqlite.batch.queues import SETTINGS_DECODER
 from veilmq.store.sqlite.disk import open_reader, reason_of
-from veilmq.store.sqlite.disk.rows import MessageRow, read_extras, with_sum
+from veilmq.store.sqlite.disk.rows import MessageRow
 from veilmq.store.sqlite.disk.schema import check_ours
 from veilmq.store.sqlite.raw import Accepts, Values
-from veilmq.store.sqlite.raw.logs import mend_body, mend_crc32
+from veilmq.store.sqlite.raw.logs import is_whole
 
 SCHEMA_COLUMNS: Final = 5
 _TYPES: Final = {"INTEGER": int, "TEXT": str, "BLOB": bytes}
@@ -135,24 +134,6 @@ def _accepts(table: Table, proof: Callable[[Values], bool] | None, rowid: int, v
 def _is_message(values: Values) -> bool:
     *_, extras, digest, body = values
     return len(values[5]) == 16 and is_whole(body, digest, extras)
-
-
-def is_whole(body: bytes, digest: bytes, extras: bytes | None) -> bool:
-    """Whether a message can be delivered."""
-    return md5(body, usedforsecurity=False).digest() == digest and read_extras(extras) is not None
-
-
-def mended_message(extras: bytes | None, digest: bytes, body: bytes) -> tuple[bytes | None, bytes, bytes] | None:
-    """Extras, MD5 and body of a damaged message as they were before one bit flipped."""
-    found = md5(body, usedforsecurity=False).digest()
-    if (int.from_bytes(found) ^ int.from_bytes(digest)).bit_count() == 1:
-        digest = found
-    elif found != digest:
-        body = mend_body(body, digest) or body
-    elif extras is not None:
-        mended = mend_crc32(extras[:-4], 0, int.from_bytes(extras[-4:], "little"))
-        extras = extras if mended is None else with_sum(mended)
-    return (extras, digest, body) if is_whole(body, digest, extras) else None
 
 
 def readable(row: Values) -> Values:

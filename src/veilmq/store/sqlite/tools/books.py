@@ -153,6 +153,22 @@ def _row(row: MessageRow) -> tuple[Any, ...]:
     return row.sequence, row.id, row.sent, row.own_expiry, row.group, row.type, row.priority
 
 
+_LISTED: Final = (
+    "SELECT sequence, generation FROM message INDEXED BY message_line WHERE in_line = 1",
+    "SELECT sequence, generation FROM message INDEXED BY message_aside WHERE in_line = 0 AND line > 16",
+    "SELECT sequence, generation FROM lease",
+)
+
+
+def listed(connection: apsw.Connection) -> Iterator[tuple[int, int]]:
+    """Sequences and generations of the messages that an index or a lease names, as far as those can be read. The table
+    of messages is not, so it may lack them."""
+    for statement in _LISTED:
+        with suppress(apsw.Error):
+            rows: Any = connection.cursor().execute(statement)
+            yield from rows
+
+
 class Books:
     """How many messages must be in each queue (by incarnation) and in its quarantine, according to the history."""
 
