@@ -233,6 +233,10 @@ def _shown_repair(report: "Repair", data: Path) -> str:
     lines += [_shown_missing(each) for each in report.missing]
     if more := report.missing_count - len(report.missing):
         lines.append(f"and {more} more are missing for certain")
+    if report.unsure_count:
+        lines.append(
+            f"perhaps missing: {report.unsure_count} messages, if they had not left; events after them are missing"
+        )
     if report.events_missing:
         lines.append(f"perhaps missing: what {report.events_missing} events did that were committed last")
     elif report.may_miss:

@@ -309,3 +309,12 @@ class OriginNumbers(dict[Origin, int]):
     def forget_last(self, origin: Origin) -> None:
         """The batch that assigned a number is rolled back."""
         self.greatest = self.pop(origin) - 1
+
+
+def readable_row(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The row with `\ufffd` for what is no UTF-8."""
+    return tuple(_text(each) if isinstance(each, str) else each for each in row)
+
+
+def _text(value: str) -> str:
+    return value.encode(errors="surrogateescape").decode(errors="replace")

@@ -43,6 +43,8 @@ class Repair(msgspec.Struct):
     queues: list[QueueContent] = []
     missing: list[MissingMessage] = []
     missing_count: int = 0
+    unsure_count: int = 0
+    """Messages that are nowhere, and were in a queue before events that are missing."""
     again_count: int = 0
     earlier_count: int = 0
     """Messages whose body was updated, and which came from a place that may have an earlier one."""
@@ -66,7 +68,7 @@ class Repair(msgspec.Struct):
         """Whether everything that was acknowledged is in its place."""
         quarantined = any(each.quarantined for each in self.queues)
         short = self.missing_count or self.events_missing or self.may_miss or self.tables_in_doubt or self.exported
-        unsure = self.again_count or self.earlier_count or self.pages_wrong
+        unsure = self.again_count or self.earlier_count or self.pages_wrong or self.unsure_count
         return not (short or unsure or self.problems or quarantined)
 
     def of(self, queue: str) -> QueueContent:
@@ -77,8 +79,13 @@ class Repair(msgspec.Struct):
         self.queues.append(QueueContent(queue))
         return self.queues[-1]
 
-    def miss(self, message: MissingMessage) -> None:
-        """Record a missing message."""
+    def miss(self, message: MissingMessage, *, is_sure: bool) -> None:
+        """Record a missing message, or one that may have left."""
+        if not is_sure:
+            self.unsure_count += 1
+            if self.unsure_count <= MISSING_MAX:
+                self.found.append(f"message {message.id} of {message.queue} is missing, unless it had left")
+            return
         self.missing_count += 1
         self.of(message.queue).missing += 1
         if len(self.missing) < MISSING_MAX:

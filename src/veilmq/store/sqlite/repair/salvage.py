@@ -15,7 +15,7 @@ import msgspec
 
 from veilmq.model.messages import id_text
 from veilmq.store.sqlite.disk.redo import Entry
-from veilmq.store.sqlite.disk.rows import INSERT_LEASE, LeaseRow, MessageRow
+from veilmq.store.sqlite.disk.rows import INSERT_LEASE, LeaseRow, MessageRow, readable_row
 from veilmq.store.sqlite.raw import Accepts, Gap, Image, Row, Values, leaf_rows, rows
 from veilmq.store.sqlite.raw.free_list import free_pages
 from veilmq.store.sqlite.raw.logs import Frame, is_whole, mended_message
@@ -27,7 +27,6 @@ from veilmq.store.sqlite.repair.tables import (
     Table,
     accepts_schema,
     read,
-    readable,
     tables,
 )
 from veilmq.store.sqlite.tools.backup import OWN
@@ -167,7 +166,7 @@ class Salvage:
 
     def _take(self, table: Table, row: Values, reason: str) -> bool:
         """Insert a row. One that cannot be there twice goes into the export."""
-        plain = readable(row)
+        plain = readable_row(row)
         try:
             self.target.execute(table.insert, plain)
         except apsw.Error as error:
@@ -455,7 +454,8 @@ class Salvage:
         """Report the messages that were there by the history, and are nowhere."""
         for sequence, fact in self._missing():
             name = names.get(fact.queue, f"number {fact.queue}")
-            self.report.miss(MissingMessage(name, id_text(fact.id), sequence, fact.sent))
+            message = MissingMessage(name, id_text(fact.id), sequence, fact.sent)
+            self.report.miss(message, is_sure=sequence not in self.facts.unsure or sequence in self._listed)
         known = self.facts.alive.keys() | {sequence for sequence, _ in self.facts.left}
         unknown = {each: of for each, of in self._listed.items() if each not in known}
         queues, table = incarnations(self.target), self._tables["message"]

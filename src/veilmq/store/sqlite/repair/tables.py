@@ -22,7 +22,7 @@ from veilmq.store.directory import DatabaseFailed
 from veilmq.store.rollups import unpacked
 from veilmq.store.sqlite.batch.queues import SETTINGS_DECODER
 from veilmq.store.sqlite.disk import open_reader, reason_of
-from veilmq.store.sqlite.disk.rows import MessageRow
+from veilmq.store.sqlite.disk.rows import MessageRow, readable_row
 from veilmq.store.sqlite.disk.schema import check_ours
 from veilmq.store.sqlite.raw import Accepts, Values
 from veilmq.store.sqlite.raw.logs import is_whole
@@ -126,7 +126,7 @@ def _accepts(table: Table, proof: Callable[[Values], bool] | None, rowid: int, v
         elif not (table.nullable[at] if value is None else type(value) is kind):
             return False
     try:
-        return not surely or (rowid > 0 and readable(values) == values and (proof is None or proof(values)))
+        return not surely or (rowid > 0 and readable_row(values) == values and (proof is None or proof(values)))
     except (ValueError, RecursionError):
         return False
 
@@ -134,15 +134,6 @@ def _accepts(table: Table, proof: Callable[[Values], bool] | None, rowid: int, v
 def _is_message(values: Values) -> bool:
     *_, extras, digest, body = values
     return len(values[5]) == 16 and is_whole(body, digest, extras)
-
-
-def readable(row: Values) -> Values:
-    """The row with `\ufffd` for what is no UTF-8."""
-    return tuple(_text(each) if isinstance(each, str) else each for each in row)
-
-
-def _text(value: str) -> str:
-    return value.encode(errors="surrogateescape").decode(errors="replace")
 
 
 def _is_history(values: Values) -> bool:

@@ -277,6 +277,8 @@ class Facts:
         self._wanted, self._has = wanted, has
         self.alive: dict[int, Entered] = {}
         """By sequence: those that were in a queue at the end."""
+        self.unsure: set[int] = set()
+        """Sequences of those among them that may have left where events are missing."""
         self.left: set[tuple[int, bytes]] = set()
         """Sequences and ids of those that had left."""
         self.updated: set[int] = set()
@@ -316,10 +318,12 @@ class Facts:
         for each in entered(event):
             if self._wanted(each.sequence) or self._has(each.sequence) is False:
                 self.alive[each.sequence] = each
+                self.unsure.discard(each.sequence)
 
     def forget(self) -> None:
         """Events are missing here: messages that are not wanted, but had no row, may have left by them."""
         self.alive = {sequence: each for sequence, each in self.alive.items() if self._wanted(sequence)}
+        self.unsure.update(self.alive)
 
     def _note(self, event: Event, sequence: int, message: bytes) -> None:
         if event.kind in _LEAVES:
