@@ -98,6 +98,12 @@ def test_a_full_disk_and_a_lost_file_stand_in_the_way(run: Run, data: Data) -> N
         done = run(command, *["--check"] * (command == "upgrade"), "--data", str(killed))
         assert done.code == code
         assert "redo is missing, and with it the last acknowledged batches" in done.out + done.err
+    (killed / "redo").write_bytes(b"x")
+    (killed / "veilmq.db").unlink()
+    for remains in (("upgrade", "--check"), ("check",), ("doctor",)):
+        done = run(*remains, "--data", str(killed))
+        assert done.code
+        assert "veilmq.db is missing, but other files of it exist" in done.out + done.err
     there = data(1)
     with (there / "veilmq.db-aside").open("wb") as sparse:
         sparse.truncate(shutil.disk_usage(there).free + (1 << 30))  # without blocks

@@ -79,6 +79,16 @@ def foreign(directory: Path, error: Exception) -> Failure:
     return Failure(Exit.DIRECTORY, f"{directory}: {error}", advice)
 
 
+def refuse_remains(directory: Path) -> None:
+    """Raises Failure if a directory has other files of a database, and not the database itself; OSError."""
+    from veilmq.store.directory import DATABASE, REDO
+
+    database = directory / DATABASE
+    if not database.exists() and any((directory / name).exists() for name in (f"{DATABASE}-wal", REDO)):
+        advice = "Restore all files as of one moment, or a backup; or see what `veilmq check --repair` brings back."
+        raise Failure(Exit.DIRECTORY, f"{database} is missing, but other files of it exist", advice)
+
+
 def end_without(error: ModuleNotFoundError) -> NoReturn:
     """End a command whose extra is not installed; re-raise if the module belongs to no extra."""
     package = str(error.name).partition(".")[0]

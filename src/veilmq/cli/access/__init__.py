@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from veilmq.cli.failures import Exit, Failure, Missing, Unknown, advice_on
+from veilmq.cli.failures import Exit, Failure, Missing, Unknown, advice_on, refuse_remains
 from veilmq.cli.options import option_of
 from veilmq.model.errors import NAME_TAKEN
 from veilmq.model.settings.queue import FIFO_SUFFIX, QueueKey
@@ -257,15 +257,13 @@ def _path(text: str | None) -> Path | None:
 
 def _admin_of_holder(directory: Path) -> str | None:
     """The admin URL that the directory's owner announced, if it has one. Raises Failure if it is no data directory."""
-    from veilmq.store.directory import DATABASE, REDO, holder_of, holds_database
+    from veilmq.store.directory import holder_of, holds_database
 
     try:
         found = holds_database(directory)
+        refuse_remains(directory)
     except PermissionError as error:
         raise Failure(Exit.DIRECTORY, f"{directory}: {error.strerror}", advice_on(directory, AS_SERVER)) from None
-    if not found and any((directory / name).exists() for name in (f"{DATABASE}-wal", REDO)):
-        message = f"{directory / DATABASE} is missing, but other files of it exist"
-        raise Failure(Exit.DIRECTORY, message, "Restore all files as of one moment, or a backup.")
     if not found:
         raise Failure(
             Exit.DIRECTORY,

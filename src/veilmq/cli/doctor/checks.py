@@ -27,7 +27,7 @@ import veilmq
 from veilmq.cli.access import AdminAccess, Target, open_access
 from veilmq.cli.access.direct import DirectAccess
 from veilmq.cli.doctor import Finding, Level
-from veilmq.cli.failures import check_directory
+from veilmq.cli.failures import check_directory, refuse_remains
 from veilmq.cli.output import duration, lease_change, lease_named, time_text
 from veilmq.client.adapters.connect import DEVELOPMENT_KEYS
 from veilmq.client.clock import SYSTEM
@@ -455,6 +455,7 @@ def queues(settings: Settings, holder: Holder | None) -> Iterator[Finding]:
     if holder is None and settings.cluster is not None and (path / _MEMBER_FILE).exists():
         yield Finding("queues", Level.OK, f"{path} is a copy of the cluster's: start the server to have them looked at")
         return
+    refuse_remains(path)
     if holder is None and not (path / "veilmq.db").exists():
         yield Finding("queues", Level.OK, "there are none yet")
         return

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Final, NamedTuple
 import typer
 
 import veilmq
-from veilmq.cli.failures import Exit, Failure, closed_to_user, foreign
+from veilmq.cli.failures import Exit, Failure, closed_to_user, foreign, refuse_remains
 
 _EXTRA: Final = re.compile(r"""([A-Za-z0-9._-]+)[^;]*;.*\bextra == ["']([a-z]+)["']""")
 """A package and its extra, in the metadata of a distribution."""
@@ -124,6 +124,7 @@ def _look(data: Path) -> _Found:
         advice = "Run the command as the server's user."
         raise Failure(Exit.DIRECTORY, f"{database} cannot be read: {closed.rstrip('.')}", advice)
     try:
+        refuse_remains(data)
         if not database.exists():
             raise Failure(Exit.USAGE, f"{data} has no data of VeilMQ", "Check --data DIR.")
         number, follows, losses = format_of(database)
