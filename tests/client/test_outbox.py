@@ -579,6 +579,12 @@ def test_the_drivers_paramstyle_is_used(place: Place, paramstyle: str | None) ->
     assert place.bodies() == ["1"]
 
 
+def with_its_connection(place: Place) -> object:
+    """sqlite3's connections can be called, as no other driver's can."""
+    with contextlib.closing(place.connect()) as there:
+        return Relay(OUTBOX, there, place.queue)
+
+
 @for_each(
     "make, parameter",
     [
@@ -593,6 +599,9 @@ def test_the_drivers_paramstyle_is_used(place: Place, paramstyle: str | None) ->
         (lambda place: place.relay(check_every=-1), "check_every"),
         (lambda place: Relay(OUTBOX, lambda: sqlite3.connect(place.path, isolation_level=None), place.queue).run_once(),
          "connect"),
+        (lambda place: Relay(OUTBOX, place.path, place.queue), "connect"),  # type: ignore[arg-type]
+        (with_its_connection, "connect"),
+        (lambda place: Relay(OUTBOX, place.connect, place.embedded.account), "queue"),  # type: ignore[arg-type]
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused(place: Place, make: Callable[[Place], object], parameter: str) -> None:

@@ -1,5 +1,6 @@
 """Each type goes to its queue, and one receive serves them all: fairly, and without idle polls."""
 
+import re
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -169,6 +170,9 @@ class TestRouting:
         assert [type(answer) for answer in answers] == [Sent, ParameterInvalid, Sent]
         assert "by" in str(answers[1])
         assert "ValueError: invalid literal" in str(answers[1])
+        of_lists = RoutedQueue({"1": one}, other, by=lambda message: [message.type])  # type: ignore
+        with pytest.raises(ParameterInvalid, match="by: must return a message's type or None, not list"):
+            of_lists.send("1")
 
     def test_a_queue_of_a_batch_that_is_gone(self, embedded: EmbeddedClient, routed: RoutedQueue) -> None:
         embedded.account.delete("jobs-thumbnail")
@@ -179,6 +183,10 @@ class TestRouting:
         one, other = made(embedded, "q", "q")
         with pytest.raises(ParameterInvalid, match="by: must be a function"):
             RoutedQueue({"a": one}, one, by="type")  # type: ignore[arg-type]
+        with pytest.raises(ParameterInvalid, match=re.escape("routes['a']: must be a queue")):
+            RoutedQueue({"a": "veil://127.0.0.1/q"}, one)  # type: ignore[dict-item]
+        with pytest.raises(ParameterInvalid, match="default: must be a queue"):
+            RoutedQueue({}, Route(embedded.account))  # type: ignore[arg-type]
         with pytest.raises(ParameterInvalid, match="twice"):
             RoutedQueue({"a": one}, other)
         with pytest.raises(ParameterInvalid, match="twice"):

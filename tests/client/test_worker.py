@@ -577,6 +577,7 @@ class TestParameters:
             ({"kind": "async"}, "handler"),
             ({"kind": "processes"}, "handler"),
             *(({name: "5"}, name) for name in ("retry", "guard", "checkpoints", "metrics", "keeper", "on_lost")),
+            ({"dead_letter_queue": 5}, "dead_letter_queue"),
             ({"colour": "red"}, "colour"),
         ],
     )

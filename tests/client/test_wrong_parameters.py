@@ -11,15 +11,16 @@ from tests.client.worker_stage import Stage
 from veilmq.client.adapters.veil import VeilAccount
 from veilmq.client.keeper import LeaseKeeper
 from veilmq.client.large import LargeMessageQueue, SharedBodies
-from veilmq.client.ordered import LocalFile, OrderedReceiver, OrderedSender
+from veilmq.client.ordered import LocalFile, OrderedQueue, OrderedReceiver, OrderedSender, TableStorage
 from veilmq.client.outbox import Outbox, Relay
 from veilmq.client.receiver import Receiver
 from veilmq.client.records import ObjectStore
 from veilmq.client.routed import Route, RoutedQueue
 from veilmq.client.timeouts import AdaptiveTimeout, Costs, PublishedPlan, ThresholdTimeout
 from veilmq.client.transaction import Times, TransactionQueue
-from veilmq.client.unreadable import keep
-from veilmq.client.worker import Backoff, Worker
+from veilmq.client.unreadable import DeadLetters, keep
+from veilmq.client.worker import Backoff, TableGuard, Worker
+from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import ParameterInvalid
 from veilmq.testing.client_contract import for_each
 
@@ -88,6 +89,30 @@ PARAMETERS: dict[str, tuple[Make, tuple[str, ...]]] = {
         ("recovery", "duplicate", "extend", "crashes_per_second", "late_share", "late_mean"),
     ),
     "Backoff": (lambda _, __, given: Backoff(**given), ("first", "factor", "longest", "jitter")),
+    # Instead of a queue object: its URL, say.
+    "Wrapping": (lambda _, __, given: Wrapping(**given), ("inner",)),
+    "TransactionQueue": (
+        lambda stage, _, given: TransactionQueue(
+            **{"queue": stage.queue, "log": stage.make("log"), "check_transaction": print, **given}
+        ),
+        ("queue", "log", "parked"),
+    ),
+    **{
+        name: (lambda _, __, given, make=make: make(**given), ("queue",))  # type: ignore[misc]
+        for name, make in {
+            "LeaseKeeper of": LeaseKeeper, "steady": LeaseKeeper.steady, "passive": LeaseKeeper.passive,
+            "Receiver of": Receiver, "PublishedPlan of": PublishedPlan, "DeadLetters": DeadLetters,
+        }.items()
+    },
+    "OrderedQueue of": (lambda _, __, given: OrderedQueue(**given), ("queue",)),
+    "OrderedSender of": (
+        lambda _, home, given: OrderedSender(storage=LocalFile(home / "state"), **given), ("queue",),
+    ),
+    "OrderedReceiver of": (
+        lambda _, home, given: OrderedReceiver(storage=LocalFile(home / "state"), **given), ("queue",),
+    ),
+    "TableGuard": (lambda _, __, given: TableGuard(**given), ("connect",)),
+    "TableStorage": (lambda _, __, given: TableStorage(name="numbers", **given), ("connect",)),
     "VeilAccount": (lambda _, __, given: VeilAccount("127.0.0.1", **given), ("timeout", "connect_timeout")),
 }  # fmt: skip
 

@@ -49,7 +49,8 @@ class DeadLetters:
     """
 
     def __init__(self, queue: Queue) -> None:
-        self.queue = queue
+        """Raises ParameterInvalid if it is not a queue."""
+        self.queue = checks.queue(queue)
 
     @property
     def identity(self) -> Hashable:

@@ -18,6 +18,7 @@ from typing import ClassVar, Final
 from veilmq.client.errors import TransportError
 from veilmq.client.messages import Extension, Message, Peeked, Received, Recommended, Sent, Stats
 from veilmq.client.queue import Account, Capabilities, Queue, identity_of, is_closed
+from veilmq.client.shared import checks
 from veilmq.client.shared.threads import Anew, Closing
 from veilmq.model.errors import VeilError
 from veilmq.model.messages import Failure
@@ -32,7 +33,8 @@ class Wrapping(Closing):
     """Whether what it receives has handles that only the same pattern can use."""
 
     def __init__(self, inner: Queue) -> None:
-        self.inner = inner
+        """Raises ParameterInvalid if it is not a queue."""
+        self.inner = checks.queue(inner, "inner")
 
     @property
     def name(self) -> str:

@@ -62,7 +62,7 @@ class LeaseKeeper(Closing, OfProcess):
         senders: int | None = None,
         on_lost: Callable[[Lease], object] | None = None,
     ) -> None:
-        self.queue, self.clock, self.plan = queue, clock, plan
+        self.queue, self.clock, self.plan = checks.queue(queue), clock, plan
         self.renews = True
         self.parameters = Parameters(
             minimal_life=minimal_life,
@@ -107,7 +107,7 @@ class LeaseKeeper(Closing, OfProcess):
     def passive(cls, queue: Queue, *, clock: Clock = SYSTEM) -> Self:
         """A keeper that extends nothing by itself and starts no thread: its leases are those of the receives, until
         their handlers extend them. It tells of a loss only when an extension is refused, in the caller's thread."""
-        lease = min(_USUAL.visibility_timeout, queue.capabilities.lease_max)
+        lease = min(_USUAL.visibility_timeout, checks.queue(queue).capabilities.lease_max)
         keeper = cls(queue, visibility_timeout=lease, interval=lease / 3, minimal_life=lease / 6, clock=clock)
         keeper.renews = keeper._decisions.renews = False
         return keeper

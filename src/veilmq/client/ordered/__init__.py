@@ -89,7 +89,7 @@ class OrderedQueue(Wrapping):
     ) -> None:
         """receiving: the other options of `OrderedReceiver`. Raises like `OrderedSender` and `OrderedReceiver`;
         ParameterInvalid for an option of the receiving side without a receive_storage."""
-        super().__init__(queue)
+        super().__init__(checks.queue(queue))
         if receiving and receive_storage is None:
             reason = "it is of the receiving side, and there is no receive_storage"
             raise ParameterInvalid(parameter=min(receiving), reason=reason)

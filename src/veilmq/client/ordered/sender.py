@@ -72,7 +72,7 @@ class OrderedSender(Side):
         Raises StorageHeld, StateInvalid, QueueRecreated, ParameterInvalid, the errors of `stats` and of the storage.
         """
         checks.seconds(check_every, "check_every", 0, math.inf)
-        self.queue = queue
+        self.queue = checks.queue(queue)
         self._marking = marking_of(marking, queue.capabilities)
         self._clock = clock
         self._check_every = check_every

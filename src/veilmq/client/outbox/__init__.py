@@ -144,7 +144,7 @@ class Relay(Closing, Anew):
         checks.positive(check_every, "check_every", may_be_endless=True)
         self._outbox = outbox
         self._connection = OneConnection(connect)
-        self._queue = queue
+        self._queue = checks.queue(queue)
         self._batch = batch
         self._hold = hold
         self._check_every = check_every

@@ -308,7 +308,7 @@ class _Door:
         backoff_max: float = BACKOFF_MAX,
         clock: Clock = SYSTEM,
     ) -> None:
-        capabilities = queue.capabilities
+        capabilities = checks.queue(queue).capabilities
         wait = min(WAIT, capabilities.wait_max) if wait is None else wait
         for name, value in (("polls", polls), ("fetches", fetches)):
             checks.whole(value, name, 1, _THREADS_MAX)

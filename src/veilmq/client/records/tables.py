@@ -64,6 +64,17 @@ def paramstyle_of(given: str | None, near: Any) -> str:
     return given
 
 
+def _opener(connect: Any) -> Connect:
+    """The function. Raises ParameterInvalid for what is none, such as a connection: sqlite3's can be called, too."""
+    if callable(connect) and (isinstance(connect, type) or not hasattr(connect, "cursor")):
+        found: Connect = connect
+        return found
+    reason = (
+        f"must be a function that opens a connection, as lambda: sqlite3.connect(path), not {type(connect).__name__}"
+    )
+    raise ParameterInvalid(parameter="connect", reason=reason)
+
+
 def transactional(connect: Connect) -> Any:
     """A new connection. Raises ParameterInvalid if it is in autocommit mode."""
     connection = connect()
@@ -175,10 +186,11 @@ def rewritten(statement: str, values: Sequence[object], paramstyle: str) -> tupl
 
 
 class OneConnection:
-    """A connection for one thread at a time: opened when needed, and again after any error."""
+    """A connection for one thread at a time: opened when needed, and again after any error. Raises ParameterInvalid if
+    `connect` is not a function."""
 
     def __init__(self, connect: Connect) -> None:
-        self._connect = connect
+        self._connect = _opener(connect)
         self._connection: Any = None
         self.clock: str | None = None
         """See `clock_of`; known once there was a connection."""
@@ -246,7 +258,7 @@ class ThreadConnections(Closing, Anew):
 
     def __init__(self, connect: Connect, owner: str) -> None:
         """owner: what it belongs to, for the error after `close`."""
-        self._connect = connect
+        self._connect = _opener(connect)
         self._owner = owner
         self._closed = False
         self._here()

@@ -68,10 +68,10 @@ class RoutedQueue(Closing):
         other. by: returns a message's type; default: `Message.type`. name: of the whole; None: the default queue's.
         Raises ParameterInvalid: two queues of one name, or two leases for one queue."""
         checks.function(by, "by")
-        self._default = _route(default)
+        self._default = _route(default, "default")
         self._by = by
         self._name = name
-        self._by_type = {kind: _route(route) for kind, route in routes.items()}
+        self._by_type = {kind: _route(route, f"routes[{kind!r}]") for kind, route in routes.items()}
         self._by_queue: dict[str, Route] = {}
         for route in [self._default, *self._by_type.values()]:
             known = self._by_queue.setdefault(route.queue.name, route)
@@ -161,9 +161,13 @@ class RoutedQueue(Closing):
         return dict(self._by_type)
 
     def route(self, message: str | Message) -> Route:
-        """Where a message goes."""
+        """Where a message goes. Raises what `by` raises, and ParameterInvalid if it returns what cannot be a type."""
         kind = self._by(as_message(message))
-        return self._default if kind is None else self._by_type.get(kind, self._default)
+        try:
+            return self._default if kind is None else self._by_type.get(kind, self._default)
+        except TypeError:
+            reason = f"must return a message's type or None, not {type(kind).__name__}"
+            raise ParameterInvalid(parameter="by", reason=reason) from None
 
     def send(self, message: str | Message) -> Sent:
         """See `Queue.send`."""
@@ -440,9 +444,10 @@ def weakest(all_of: Sequence[Capabilities]) -> Capabilities:
     )
 
 
-def _route(given: Queue | Route) -> Route:
+def _route(given: Queue | Route, parameter: str) -> Route:
     if not isinstance(given, Route):
-        return Route(given)
+        return Route(checks.queue(given, parameter))
+    checks.queue(given.queue, parameter)
     if given.lease is not None:
         checks.positive(given.lease, "lease")
     return given

@@ -18,7 +18,7 @@ from enum import StrEnum
 from typing import Any, Final, NamedTuple, TypeVar
 
 from veilmq.client.messages import Extension, Message, Received, Template, named, size_bytes, with_fields
-from veilmq.client.queue import Capabilities
+from veilmq.client.queue import Capabilities, Queue
 from veilmq.model.errors import CapabilityMissing, MessageTooLarge, ParameterInvalid, ReceiptInvalid
 from veilmq.model.messages import first_forbidden_character
 from veilmq.model.settings.queue import PRIORITY_MAX, PRIORITY_MIN
@@ -126,6 +126,15 @@ def function(value: Any, parameter: str) -> None:
     """A callable. Raises ParameterInvalid."""
     if not callable(value):
         raise ParameterInvalid(parameter=parameter, reason=f"must be a function, not {type(value).__name__}")
+
+
+def queue(value: Any, parameter: str = "queue") -> Queue:
+    """A queue object. Raises ParameterInvalid for anything else, such as a URL, an account or an SDK's object."""
+    if isinstance(getattr(value, "capabilities", None), Capabilities):
+        found: Queue = value
+        return found
+    reason = f"must be a queue, as veilmq.connect(url) or account.queue(name) returns it, not {type(value).__name__}"
+    raise ParameterInvalid(parameter=parameter, reason=reason)
 
 
 def handle(value: Any) -> str:

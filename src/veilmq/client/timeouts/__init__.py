@@ -250,7 +250,7 @@ class PublishedPlan:
         if not checks.positive(margin, "margin") < checks.positive(default, "default"):
             raise ParameterInvalid(parameter="margin", reason=f"must be above 0 and below default = {default:g} s")
         checks.positive(every, "every", may_be_endless=True)
-        self._queue = queue
+        self._queue = checks.queue(queue)
         self._default = default
         self._margin = margin
         self._every = every

@@ -111,11 +111,11 @@ class TransactionQueue(Wrapping):
 
         Raises ParameterInvalid, CapabilityMissing, and the errors of `stats`.
         """
-        super().__init__(queue)
+        super().__init__(checks.queue(queue))
         checks.function(check_transaction, "check_transaction")
         self.times = times_for(times, queue.capabilities)
         self.form = form_for(form, queue.capabilities)
-        self.log = log
+        self.log = checks.queue(log, "log")
         self._clock = clock
         if log.name == queue.name and log.account is queue.account:
             raise ParameterInvalid(parameter="log", reason="must be another queue")
@@ -125,7 +125,7 @@ class TransactionQueue(Wrapping):
         hidden = self.form is Form.HIDDEN
         self._life = check_half(self.times, queue.capabilities, queue.stats().retention) if hidden else None
         check_log(self.times, self.form, log.capabilities, log.stats().retention)
-        self._parked = parked
+        self._parked = None if parked is None else checks.queue(parked, "parked")
         self._running: set[str] = set()
         self._lock = threading.Lock()
         self._logbook = Logbook(log, self.times, clock)

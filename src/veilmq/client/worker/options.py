@@ -212,6 +212,8 @@ def _check_objects(given: dict[str, Any]) -> None:
     for name in _FUNCTIONS:
         if given[name] is not None:
             checks.function(given[name], name)
+    if given["dead_letter_queue"] is not None and not isinstance(given["dead_letter_queue"], str):
+        checks.queue(given["dead_letter_queue"], "dead_letter_queue")
     if not isinstance(given["keeper"], bool | Mapping | LeaseKeeper):
         reason = f"must be True, False, parameters of a keeper or a LeaseKeeper, not {type(given['keeper']).__name__}"
         raise ParameterInvalid(parameter="keeper", reason=reason)
@@ -247,7 +249,7 @@ def keeper_parameters(options: Options) -> dict[str, Any]:
 
 def check_queue(options: Options, queue: Queue) -> None:
     """Raises ParameterInvalid if this queue cannot do it, or the keeper cannot hold its messages."""
-    capabilities, keeper, wait = queue.capabilities, options["keeper"], options["wait"]
+    capabilities, keeper, wait = checks.queue(queue).capabilities, options["keeper"], options["wait"]
     if isinstance(keeper, LeaseKeeper):
         check_keeps(keeper, queue)
     if isinstance(options["dead_letter_queue"], str) and (pattern := _changing_bodies(queue)) is not None:

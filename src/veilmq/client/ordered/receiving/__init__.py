@@ -90,7 +90,7 @@ class OrderedReceiver(Side):
 
         Raises StorageHeld, StateInvalid, QueueRecreated, ParameterInvalid, the errors of `stats` and of the storage.
         """
-        capabilities = queue.capabilities
+        capabilities = checks.queue(queue).capabilities
         checks.at_least(buffer_max, "buffer_max", 1)
         if checks.at_least(in_hand_max, "in_hand_max", 1) > buffer_max:
             reason = f"must be at most buffer_max = {buffer_max}, not {in_hand_max}"
