@@ -756,6 +756,11 @@ def test_a_drained_server_owns_nothing_and_is_not_ready(servers: Servers, run: R
     first = servers.start("one")
     alone = run("cluster", "drain", *url, "one")
     assert (alone.code, "no other server could own the queues" in alone.err) == (1, True)
+    alone = run("cluster", "handover", *url)
+    assert (alone.code, "no other server could own the queues: start one" in alone.err) == (1, True)
+    alone = httpx.post(f"{first.admin}/api/v1/cluster/handover", json={}, headers=token(first))
+    assert (alone.status_code, "no other server could own the queues: start one" in alone.text) == (400, True)
+    assert run("cluster", "handover", *url, "--to", "one").out == "one owns the queues already, in epoch 1\n"
     second = servers.start("two")
     before = len(second.log.read_text().splitlines())
     assert run("cluster", "drain", *url, "one").out == "one is drained; two owns the queues\n"

@@ -208,7 +208,7 @@ def drain(session: Session, name: str, *, undo: bool = False) -> None:
         look(session, lock="for update")  # of two at once, the second counts the first one's server as drained
         found = servers(session)
         _named(found, name)
-        if not undo and not any(each.name != name and each.is_running and not each.drained for each in found):
+        if not undo and not another(found, name):
             raise Unfit(f"no other server could own the queues: start one before you drain {name}")
         session.execute("update veilmq.server set drained = %s where name = %s", (not undo, name))
 
@@ -239,21 +239,29 @@ def finalize(session: Session) -> int:
     return wanted
 
 
-def ask_to_hand_over(session: Session, to: str, *, doubted: bool = False) -> int:
-    """Ask the owner to hand over to a server, or with an empty name to any; it looks at each renewal. Returns the epoch
-    that then ends. doubted: and to fill its copy anew, since it is not what its records have made of other servers'.
-    Raises Unfit if that server cannot own the queues, or none is running; psycopg's errors."""
-    found = servers(session)
+def ask_to_hand_over(session: Session, to: str, *, doubted: bool = False, anew: bool = False) -> int:
+    """Ask the owner to hand over to a server, or with an empty name to any other; it looks at each renewal. Returns the
+    epoch that then ends. doubted: and to fill its copy anew, since it is not what its records have made of other
+    servers'. anew: if there is no other server, the owner may take over from itself. Raises Unfit if that server, or no
+    other one, could own the queues; psycopg's errors."""
+    found, shard = servers(session), look(session)
     if to:
         wanted = _named(found, to)
         if wanted.drained or not wanted.is_running:
             why = "drained" if wanted.drained else f"not running, it was seen {wanted.seen_s:.0f} s ago"
             raise Unfit(f"server {to} is {why}: name another one")
     elif not any(each.is_running for each in found):
-        refuse_moved(look(session))
+        refuse_moved(shard)
         raise Unfit("no server of this cluster is running: start one")
+    elif not anew and not another(found, shard.owner):
+        raise Unfit(f"no other server could own the queues: start one before {shard.owner} hands over")
     [(epoch,)] = session.execute(_ASK, (f"{to}{DOUBTED}" if doubted else to, SHARD))
     return int(epoch)
+
+
+def another(found: Sequence[Registered], name: str) -> bool:
+    """Whether a server other than the one of that name could own the queues."""
+    return any(each.name != name and each.is_running and not each.drained for each in found)
 
 
 def _refuse_old(found: Sequence[Registered], wanted: int) -> None:
@@ -323,6 +331,11 @@ class Status(msgspec.Struct, kw_only=True):
     def server(self, name: str) -> Registered | None:
         """The one of that name."""
         return next((each for each in self.servers if each.name == name), None)
+
+    @property
+    def has_another(self) -> bool:
+        """Whether a server other than the owner could own the queues."""
+        return another(self.servers, self.owner)
 
     @property
     def confirming(self) -> int:

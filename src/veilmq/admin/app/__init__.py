@@ -266,6 +266,8 @@ class ClusterRoutes:
         server = None if found is None else found.server(wanted.to)
         if wanted.to and found is not None and (server is None or server.drained or not server.is_running):
             raise ParameterInvalid(parameter="to", reason="must be a running server that may own the queues")
+        if not wanted.to and found is not None and not found.has_another:
+            raise ParameterInvalid(parameter="to", reason="no other server could own the queues: start one")
         asked = operator.Asked("hand_over", "cluster", wanted)
         _, headers = await answers.carry_out(
             request, self._service.shell, asked, [Share(name=_HANDOVER, value=wanted.to.encode(), replaces=True)]

@@ -146,9 +146,12 @@ def _hand_over(
     single_copy: _SingleCopy = False,
 ) -> None:
     """Ask the owner to hand the queues over, and wait until another server has them. Clients notice nothing."""
-    from veilmq.cluster.registry import ask_to_hand_over, within
+    from veilmq.cluster.registry import ask_to_hand_over, status, within
 
     with _asking(url, single_copy) as postgres:
+        if to and (found := status(postgres)).owned and found.owner == to:
+            print(f"{to} owns the queues already, in epoch {found.epoch}")
+            return
         epoch = within(postgres, lambda session: ask_to_hand_over(session, to))
         found = _wait(postgres, "not handed over", lambda found: found.owned and found.epoch != epoch)
     print(f"{found.owner} owns the queues, in epoch {found.epoch}")
@@ -271,7 +274,7 @@ def _finalize(url: _Url, single_copy: _SingleCopy = False) -> None:
                     f"no server is running: the next one that owns the queues gives them state format {wanted}",
                     "Start one, and look at `veilmq cluster status`.",
                 )
-            within(postgres, lambda session: ask_to_hand_over(session, ""))
+            within(postgres, lambda session: ask_to_hand_over(session, "", anew=True))
             _wait(postgres, f"the queues do not have state format {wanted} yet", is_there)
     print(f"the queues have state format {wanted}, the newest that all servers know")
 
