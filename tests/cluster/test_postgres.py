@@ -1,6 +1,8 @@
 """What must hold on PostgreSQL: each wrong setting, role and place is refused with a sentence that says what to do."""
 
+import signal
 import socket
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from uuid import uuid4
@@ -61,6 +63,14 @@ def test_a_session_is_closed_only_between_exchanges(shared_pair: Pair) -> None:
         session.execute("select 1").connection.close()
     with pytest.raises(psycopg.OperationalError, match="closed"):
         session.execute("select 1")
+    # Nor does an interrupted one go on with a rollback, which psycopg would report as an error of its own.
+    session = Postgres(shared_pair.primary.dsn).connect()
+    main = threading.main_thread().ident or 0
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(lambda: (until(session.lock.locked), signal.pthread_kill(main, signal.SIGINT)))
+        with pytest.raises(KeyboardInterrupt), session.transaction():
+            session.execute("select pg_sleep(20)")
+    assert session.closed
 
 
 def test_an_old_release_of_postgresql_is_refused(shared_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter, sleep
@@ -68,7 +69,7 @@ def _init(
 ) -> None:
     """Create a cluster's tables in a PostgreSQL. If they are there already, only set --snapshots and --keep."""
     from veilmq.cli.options import duration_us, seconds
-    from veilmq.cluster.postgres.schema import init
+    from veilmq.cluster.postgres.schema import UNKNOWN, init
     from veilmq.engine.directory import STATE_FORMAT
 
     lease_us = None if lease is None else duration_us("--lease", lease)
@@ -78,7 +79,11 @@ def _init(
     if snapshots:
         _try_place(snapshots)
     with _asking(url, single_copy) as postgres:
-        shard = init(postgres, state_format=STATE_FORMAT, lease_us=lease_us, snapshots=snapshots, keep_us=keep_us)
+        try:
+            shard = init(postgres, state_format=STATE_FORMAT, lease_us=lease_us, snapshots=snapshots, keep_us=keep_us)
+        except KeyboardInterrupt:
+            print(UNKNOWN, file=sys.stderr)
+            raise
     print(f"cluster {shard.incarnation}: start its servers with `veilmq serve --cluster URL`")
 
 

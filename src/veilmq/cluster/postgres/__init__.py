@@ -122,6 +122,9 @@ class Session(psycopg.Connection[tuple[Any, ...]]):
                 wanted = gen.send(self._ready(wanted, end))
         except StopIteration as stop:
             return cast("RV", stop.value)
+        except BaseException as error:
+            self._closing |= not isinstance(error, Exception)  # Ctrl-C: no rollback may follow on this connection
+            raise
         finally:
             if self._closing:
                 super().close()

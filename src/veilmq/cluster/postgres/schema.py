@@ -18,7 +18,7 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import class_row
 
-from veilmq.cluster.postgres import Postgres, Session, Unfit, Unreachable, text_of
+from veilmq.cluster.postgres import Postgres, Session, Uncertain, Unfit, Unreachable, text_of
 from veilmq.model.instant import SECOND_US
 
 LAYOUT: Final = 1
@@ -139,6 +139,9 @@ class WrongCluster(Unfit):
     """The database holds another cluster than the one asked for."""
 
 
+UNKNOWN: Final = "what was asked for may have been done all the same: run the command again"
+
+
 def init(
     postgres: Postgres,
     *,
@@ -153,15 +156,17 @@ def init(
     `keep_us`, where they are given.
 
     state_format: number of the state format that records begin with. incarnation: the one that must be there if there
-    is one; None: any. lease_us: LEASE_US of a new cluster unless given. Raises Unreachable; Unfit, also if the cluster
-    is there and has another lease than the one given.
+    is one; None: any. lease_us: LEASE_US of a new cluster unless given. Raises Unreachable; Uncertain; Unfit, also if
+    the cluster is there and has another lease than the one given.
     """
-    with postgres.connect() as session, session.certain():
+    failed = "did not change the cluster"
+    with postgres.connect() as session:
         try:
-            with session.transaction():
+            with session.certain(), session.transaction():
                 session.execute("select pg_advisory_xact_lock(hashtext('veilmq'))")
                 [(exists,)] = session.execute("select to_regclass('veilmq.shard') is not null")
                 if not exists:
+                    failed = "did not create the tables"
                     _create(session, state_format, incarnation or uuid4(), lease_us or LEASE_US, segment)
                 elif lease_us is not None and (has_us := look(session).lease_us) != lease_us:
                     raise Unfit(
@@ -176,7 +181,9 @@ def init(
                 f"{session.info.dbname!r} ({error.diag.message_primary})"
             ) from error
         except psycopg.OperationalError as error:
-            raise Unreachable(f"PostgreSQL did not create the tables: {text_of(error)}") from error
+            raise Unreachable(f"PostgreSQL {failed}: {text_of(error)}") from error
+        except Uncertain as error:
+            raise Uncertain(f"{error}; {UNKNOWN}") from error
         return look(session, incarnation=incarnation)
 
 
