@@ -1,6 +1,7 @@
 """What a server of a cluster says of what cannot work: refused or waited for, in a sentence that says what to do."""
 
 import re
+import ssl
 import subprocess
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +15,7 @@ from tests.support.postgres import Pair, Programs, Server, until
 
 from veilmq.cluster.postgres import Postgres, Uncertain
 from veilmq.cluster.postgres.schema import init
+from veilmq.cluster.tls import in_words
 from veilmq.engine.directory import STATE_FORMAT
 from veilmq.testing.for_each import for_each
 from veilmq.testing.local import ServerProcess
@@ -160,22 +162,40 @@ def reasons(server: ServerProcess) -> str:
 
 
 def test_the_peer_port_speaks_tls_where_the_server_has_a_certificate(servers: Servers, tmp_path: Path) -> None:
-    key, chain = tmp_path / "key.pem", tmp_path / "chain.pem"
-    subprocess.run(
-        [
-            "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
-            "-keyout", key, "-out", chain, "-days", "2", "-subj", "/CN=veil", "-addext", "subjectAltName=IP:127.0.0.1",
-        ],
-        check=True, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    key.chmod(0o600)
-    options = ("--tls-cert", str(chain), "--tls-key", str(key))
+    def certificate(name: str) -> tuple[str, ...]:
+        key, chain = tmp_path / f"{name}-key.pem", tmp_path / f"{name}.pem"
+        subprocess.run(
+            [
+                "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+                "-keyout", key, "-out", chain, "-days", "2", "-subj", "/CN=veil",
+                "-addext", "subjectAltName=IP:127.0.0.1",
+            ],
+            check=True, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        key.chmod(0o600)
+        return "--tls-cert", str(chain), "--tls-key", str(key)
+
+    options = certificate("common")
     first, second = (servers.begin(name, *options).opened() for name in ("one", "two"))
     until(lambda: "connected to server one" in second.log.read_text())
     assert "others cannot reach" not in first.log.read_text()
     # Who has no certificate speaks no TLS, and is not let in.
     third = servers.begin("three").opened()
-    until(lambda: "cannot reach the owner" in third.log.read_text())
+    until(lambda: "before it said who it is: check the address, and whether both use TLS" in third.log.read_text())
+    fourth = servers.begin("four", *certificate("own")).opened()
+    until(lambda: ": this server does not trust its certificate: add that of its issuer" in fourth.log.read_text())
+    refused = ssl.SSLCertVerificationError(1, "refused")
+    words = {
+        9: "is not valid yet",
+        10: "has expired",
+        62: "is for another host",
+        64: "is for another host",
+        23: "is refused",
+    }
+    for refused.verify_code, said in words.items():
+        assert in_words(refused).startswith(f"its certificate {said}")
+    plain = ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER] wrong version number")
+    assert in_words(plain).startswith("it speaks no TLS, and this server does: give both --tls-cert and --tls-key")
 
 
 def test_a_full_disk_of_postgresql_is_said(postgres_programs: Programs, run: Run) -> None:

@@ -36,6 +36,7 @@ from veilmq.cluster.peer.frames import (
 )
 from veilmq.cluster.peer.handshake import Handshake, Refusal, Role
 from veilmq.cluster.peer.port import count_trouble
+from veilmq.cluster.tls import in_words
 from veilmq.engine.long_polls import Unread
 from veilmq.model.commands import AnyCommand, Peek, Receive, Undeliver
 from veilmq.model.errors import CapabilityMissing, Overloaded, StoreFailed, StoreUnknown
@@ -264,7 +265,7 @@ class Caller(Calls):
 
     def _failed(self, error: OSError | Refusal) -> None:
         reason = error.reason if isinstance(error, Refusal) else "unreachable"
-        self.trouble = f"cannot reach the owner at {self.address[0]}:{self.address[1]}: {error}"
+        self.trouble = f"cannot reach the owner at {self.address[0]}:{self.address[1]}: {in_words(error)}"
         count_trouble(self.troubles, reason, self.trouble)
 
     def joined(self, link: "_Link") -> None:

@@ -13,6 +13,7 @@ from veilmq.cluster.peer.frames import ENCODER, LENGTH_BYTES, MALFORMED, Garbage
 from veilmq.cluster.peer.handshake import HELLO_BYTES_MAX, Handshake, Refusal, refused
 
 _PING: Final = Ping()
+_CHECK: Final = "check the address, and whether both use TLS"
 _NO_LENGTH: Final = bytes(LENGTH_BYTES)
 
 
@@ -139,7 +140,8 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self.why = self.why or error or ConnectionResetError("the connection was closed")
+        silent = "" if self.handshake.peer else f" before it said who it is: {_CHECK}"
+        self.why = self.why or error or ConnectionResetError(f"the connection was closed{silent}")
         self._in.clear()
         self._out.clear()
         self.lost()
@@ -190,7 +192,7 @@ class Connection(asyncio.Protocol):
     def _too_large(self, size: int) -> Exception:
         if self.handshake.done:
             return Garbage(f"a frame of {size} bytes; the bound is {self._frame_bytes_max}")
-        return Refusal("no peer", "it does not speak the peer protocol: check the address, and whether both use TLS")
+        return Refusal("no peer", f"it does not speak the peer protocol: {_CHECK}")
 
     # Out.
 

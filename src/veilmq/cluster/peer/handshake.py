@@ -28,8 +28,6 @@ _TEXT_MAX: Final = 300
 _REASONS: Final = frozenset(
     {"no peer", "version", "cluster", "itself", "not owner", "other server", "secret", "slow", "full"}
 )
-
-
 CALLS: Final = "calls"
 
 

@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from veilmq.cluster.peer.frames import LENGTH_BYTES
 from veilmq.cluster.peer.handshake import HELLO_BYTES_MAX, Handshake, Refusal
+from veilmq.cluster.tls import in_words
 
 CLIENT_HEADER: Final = b"x-veilmq-client"
 """Address and scheme of the client, from one server to another."""
@@ -76,7 +77,7 @@ async def connect(address: tuple[str, int], handshake: Handshake, context: ssl.S
     except (OSError, EOFError, TimeoutError, Refusal) as error:
         if writer is not None:
             writer.close()
-        raise Unreached(f"the owner cannot be reached: {error}") from error
+        raise Unreached(f"the owner cannot be reached: {in_words(error)}") from error
 
 
 async def _shake(owner: Owner, handshake: Handshake) -> None:

@@ -30,6 +30,7 @@ from veilmq.cluster.postgres.ownership import Ownership, Sight, begins_at
 from veilmq.cluster.postgres.schema import Formats
 from veilmq.cluster.registry import NameTaken, Status, Told, ask_to_hand_over, status, within
 from veilmq.cluster.snapshotting import Snapshotting
+from veilmq.cluster.tls import in_words
 from veilmq.engine.directory import STATE_FORMAT, STATE_FORMAT_OLDEST, is_full, open_directory, open_follower
 from veilmq.engine.engine import Engine
 from veilmq.engine.lease_clock import AHEAD_US_MAX
@@ -228,6 +229,7 @@ class ClusterServer:
 
     async def _look_at_oneself(self, advertised: Address) -> None:
         """Warn if the address at which others are to reach this server leads elsewhere."""
+        what = "--advertise"
         try:
             async with asyncio.timeout(_LOOK_SECONDS):
                 reader, writer = await asyncio.open_connection(*advertised, ssl=self._context())
@@ -243,8 +245,9 @@ class ClusterServer:
         except TimeoutError:
             why = "nobody answers there"
         except (OSError, asyncio.IncompleteReadError) as error:
-            why = str(error)
-        log.warning("others cannot reach this server at %s, correct --advertise: %s", advertised, why)
+            why = in_words(error)
+            what += " or --tls-cert" * isinstance(error, ssl.SSLError)
+        log.warning("others cannot reach this server at %s, correct %s: %s", advertised, what, why)
 
     async def run(self, lead: Lead) -> None:
         """Follow and own by turns until `stop`. Raises ClusterRefused, and as the opening of the data directory."""
