@@ -12,6 +12,11 @@ from veilmq.store.sqlite.disk.redo.file import is_same_file
 logger = logging.getLogger("veilmq.store")
 
 
+def is_low(writer: Writer) -> bool:
+    """Whether sends and creates are refused because disk space is low."""
+    return isinstance(writer.refusal, DiskLow)
+
+
 class Space:
     """The room on the disk, and the files that the database has open. Sets `Writer.refusal`."""
 
@@ -27,8 +32,8 @@ class Space:
 
     @property
     def is_low(self) -> bool:
-        """Whether sends and creates are refused because disk space is low."""
-        return isinstance(self._writer.refusal, DiskLow)
+        """See `is_low`."""
+        return is_low(self._writer)
 
     def free_reserve(self, *, freed: bool = False) -> None:
         """The disk is full: free the reserve, unless it is `freed` already, and refuse sends and creates until there is

@@ -15,12 +15,12 @@ import apsw
 import msgspec
 
 from veilmq.model.commands import SERVER
-from veilmq.model.errors import DiskLow
 from veilmq.model.events import Event, Kind, Part
 from veilmq.store import Options
 from veilmq.store.sqlite.batch import Writer, history_index
 from veilmq.store.sqlite.disk.rows import HELD_COLUMNS, Row
 from veilmq.store.sqlite.settings.queue_commands import recorded_settings
+from veilmq.store.sqlite.space import is_low
 
 MESSAGES_MAX: Final = 16
 """Per event, so that a reader of events by the thousand needs no more memory for these."""
@@ -92,7 +92,7 @@ class Snapshots:
 
         On a low disk the history's bounds take precedence: a new snapshot is written when there is space again.
         """
-        if isinstance(writer.refusal, DiskLow):
+        if is_low(writer):
             return None
         return 0 if self._base is None else self._base.begin
 
@@ -106,7 +106,7 @@ class Snapshots:
 
     def step(self, writer: Writer, options: Options, steps_max: int) -> None:
         """Begin a snapshot if one is due; continue the one in progress by up to `steps_max` messages."""
-        if isinstance(writer.refusal, DiskLow):
+        if is_low(writer):
             if self._task is not None:
                 self._can_roll_back(writer)
                 self._task = None

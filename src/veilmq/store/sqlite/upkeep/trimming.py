@@ -29,13 +29,13 @@ from typing import Final
 import msgspec
 
 from veilmq.model.commands import SERVER
-from veilmq.model.errors import DiskLow
 from veilmq.model.instant import MINUTE_US, SECOND_US
 from veilmq.store import MIB, Options
 from veilmq.store.reader import HOLD_S_MAX
 from veilmq.store.sqlite.batch import Writer
 from veilmq.store.sqlite.batch.history_index import NAME_BYTES
 from veilmq.store.sqlite.messages import numbers
+from veilmq.store.sqlite.space import is_low
 
 _TICK_S: Final = 10
 
@@ -111,7 +111,7 @@ def trim(writer: Writer, options: Options, floor: int | None, pins: ReadPins, ro
     if floor == 0:
         return 0
     with pins.trimming(writer.now) as step:
-        held = None if isinstance(writer.refusal, DiskLow) else step.held
+        held = None if is_low(writer) else step.held
         cut = _beyond(writer, options, floor, held, rows_max)
         if cut:
             offset, step.first = cut[-1]
