@@ -30,7 +30,8 @@ GONE = "Message does not exist or is not available for visibility timeout change
 SAID: list[tuple[str, str, VeilError]] = [
     ("QueueDoesNotExist", "", QueueMissing(queue="q")),
     (f"{PREFIX}NonExistentQueue", "", QueueMissing(queue="q")),
-    ("QueueNameExists", "a different value for attribute DelaySeconds", QueueExists(queue="q", setting="DelaySeconds")),
+    ("QueueNameExists", "a different value for attribute DelaySeconds", QueueExists(queue="q", setting="delay")),
+    ("QueueNameExists", "the same name and different tags", QueueExists(queue="q", setting="tags")),
     ("QueueAlreadyExists", "exists", QueueExists(queue="q", setting="setting")),
     (f"{PREFIX}QueueDeletedRecently", "", QueueDeletedRecently(queue="q", wait_us=60_000_000)),
     (f"{PREFIX}PurgeQueueInProgress", "", PurgeInProgress(queue="q", wait_us=60_000_000)),

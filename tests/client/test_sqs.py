@@ -273,7 +273,7 @@ def test_settings_and_dead_letters(account: SqsAccount) -> None:
     assert not account.create("source", template)
     with pytest.raises(QueueExists) as exists:
         account.create("source", Template(visibility_timeout=6))
-    assert (exists.value.queue, exists.value.setting) == ("source", "VisibilityTimeout")
+    assert (exists.value.queue, exists.value.setting) == ("source", "visibility_timeout")
     with pytest.raises(QueueMissing):
         account.create("source-2", Template(dead_letter_queue="nowhere", receive_count_max=1))
     with pytest.raises(ParameterInvalid, match="whole seconds"):

@@ -94,6 +94,19 @@ _PORT_NAMES: Final = {
 """The parameter's name in SQS or VeilMQ -> its name in the port."""
 
 
+_TEMPLATE_NAMES: Final = {
+    "VisibilityTimeout": "visibility_timeout",
+    "DelaySeconds": "delay",
+    "MessageRetentionPeriod": "retention",
+    "ReceiveMessageWaitTimeSeconds": "wait",
+    "MaximumMessageSize": "message_bytes_max",
+    "RedrivePolicy": "redrive",
+    "FifoQueue": "fifo",
+    "ContentBasedDeduplication": "content_deduplication",
+}
+"""The attribute of a queue in SQS -> the setting's name in a Template, or in the store."""
+
+
 def port_name(parameter: str) -> str:
     """The port's name of a parameter whose times are seconds; the service's own name if the port has none."""
     return _PORT_NAMES.get(parameter) or parameter.removesuffix("_us")
@@ -151,8 +164,13 @@ def _too_large(refusal: Refusal) -> VeilError:
 
 def _exists(refusal: Refusal) -> VeilError:
     found = _SETTING.search(refusal.message)
-    setting = NAME_TAKEN if "as its alias" in refusal.message else "setting"
-    return QueueExists(queue=refusal.queue, setting=found[1] if found else setting)
+    if found is not None:
+        setting = _TEMPLATE_NAMES.get(found[1], found[1])
+    elif "as its alias" in refusal.message:
+        setting = NAME_TAKEN
+    else:
+        setting = "tags" if "tags" in refusal.message else "setting"
+    return QueueExists(queue=refusal.queue, setting=setting)
 
 
 def _missing_parameter(refusal: Refusal) -> VeilError:

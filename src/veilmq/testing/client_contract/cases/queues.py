@@ -37,7 +37,7 @@ class TestAccounts:
         stage.account.create(name, Template(visibility_timeout=60))
         with pytest.raises(QueueExists) as refused:
             stage.account.create(name, Template(visibility_timeout=61))
-        assert refused.value.queue == name
+        assert (refused.value.queue, refused.value.setting) == (name, "visibility_timeout")
         assert stage.account.queue(name).stats().visibility_timeout in {60, None}
 
     def test_settings_are_told(self, stage: Stage) -> None:
