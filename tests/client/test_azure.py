@@ -545,6 +545,8 @@ class TestConnect:
         assert "c2VjcmV0" not in str(refused.value)
         with pytest.raises(ServiceError, match="AzureSigningError"):
             connect(f"azure://:x@{place(server)}/{ACCOUNT}/jobs?tls=0")
+        with pytest.raises(ParameterInvalid, match=r"for want of a key .*Token credential is only supported"):
+            connect(f"azure://{place(server)}/account/jobs?tls=0")
         monkeypatch.setitem(sys.modules, "azure.identity", None)  # as if it were not installed
         for url in (f"azure://{place(server)}/jobs?tls=0", "azure:///account/jobs"):
             with pytest.raises(ParameterInvalid) as lacking:

@@ -357,7 +357,7 @@ def _azure(address: Address, unreadable: Policy) -> Account:
             random_jitter_range=0, user_agent=client_name(), proxies={"no_proxy": "*"} if is_here(url) else None,
         )  # fmt: skip
     except ValueError as error:
-        raise ParameterInvalid(parameter="url", reason="azure-storage-queue does not take it") from error
+        raise _wrong(f"the SDK refuses it, perhaps for want of a key (azure://:KEY@...): {error}") from error
     return AzureAccount(client, base64=bool(address.base64), unreadable=unreadable, owns_client=True)
 
 
