@@ -9,9 +9,10 @@ import pytest
 from tests.client.worker_stage import Stage
 
 from veilmq.client.adapters.veil import VeilAccount
+from veilmq.client.encrypted import EncryptedQueue
 from veilmq.client.keeper import LeaseKeeper
 from veilmq.client.large import LargeMessageQueue, SharedBodies
-from veilmq.client.ordered import LocalFile, OrderedQueue, OrderedReceiver, OrderedSender, TableStorage
+from veilmq.client.ordered import LocalFile, OrderedQueue, OrderedReceiver, OrderedSender, TableStorage, run
 from veilmq.client.outbox import Outbox, Relay
 from veilmq.client.receiver import Receiver
 from veilmq.client.records import ObjectStore
@@ -89,13 +90,13 @@ PARAMETERS: dict[str, tuple[Make, tuple[str, ...]]] = {
         ("recovery", "duplicate", "extend", "crashes_per_second", "late_share", "late_mean"),
     ),
     "Backoff": (lambda _, __, given: Backoff(**given), ("first", "factor", "longest", "jitter")),
-    # Instead of a queue object: its URL, say.
+    # Instead of an object: a URL or a path, say.
     "Wrapping": (lambda _, __, given: Wrapping(**given), ("inner",)),
     "TransactionQueue": (
         lambda stage, _, given: TransactionQueue(
             **{"queue": stage.queue, "log": stage.make("log"), "check_transaction": print, **given}
         ),
-        ("queue", "log", "parked"),
+        ("queue", "log", "parked", "times"),
     ),
     **{
         name: (lambda _, __, given, make=make: make(**given), ("queue",))  # type: ignore[misc]
@@ -110,6 +111,17 @@ PARAMETERS: dict[str, tuple[Make, tuple[str, ...]]] = {
     ),
     "OrderedReceiver of": (
         lambda _, home, given: OrderedReceiver(storage=LocalFile(home / "state"), **given), ("queue",),
+    ),
+    "run": (
+        lambda stage, _, given: run(stage.queue, **{"handler": print, "idle": 0.01, **given}),  # type: ignore[arg-type]
+        ("handler", "dead_letters"),
+    ),
+    "EncryptedQueue": (
+        lambda stage, _, given: EncryptedQueue(stage.queue, unreadable=keep, **given), ("keys",),
+    ),
+    "Relay of": (
+        lambda stage, _, given: Relay(**{"outbox": Outbox(), "connect": print, "queue": stage.queue, **given}),
+        ("outbox", "connect", "queue"),
     ),
     "TableGuard": (lambda _, __, given: TableGuard(**given), ("connect",)),
     "TableStorage": (lambda _, __, given: TableStorage(name="numbers", **given), ("connect",)),

@@ -167,6 +167,10 @@ class Cipher:
             if algorithm not in ALGORITHMS:
                 reason = f"{algorithm!r} is not one of {', '.join(ALGORITHMS)}"
                 raise ParameterInvalid(parameter="algorithms", reason=reason)
+        given: Any = keys
+        if not callable(getattr(given, "find", None)) or isinstance(given, str | bytes):
+            reason = f"must be Keys, a KeyFile(path) or an object with their methods, not {type(keys).__name__}"
+            raise ParameterInvalid(parameter="keys", reason=reason)
         self._keys = keys
         self._algorithms = frozenset(algorithms)
         self._bound_to = bound_to

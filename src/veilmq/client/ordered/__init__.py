@@ -217,6 +217,7 @@ def run(
 
     If the receiver is closed while a handler works, its message is not acknowledged: the next receiver gets it again.
     """
+    checks.function(handler, "handler")
     policy = _policy(on_failure, dead_letters)
     stop = stop or threading.Event()
     handled = 0
@@ -299,6 +300,8 @@ def _policy(given: OnFailure | str, dead_letters: Queue | None) -> OnFailure:
     policy = checks.choice(given, OnFailure, "on_failure")
     if policy is OnFailure.DEAD_LETTER and dead_letters is None:
         raise ParameterInvalid(parameter="dead_letters", reason="is needed for on_failure=dead-letter")
+    if dead_letters is not None:
+        checks.queue(dead_letters, "dead_letters")
     return policy
 
 

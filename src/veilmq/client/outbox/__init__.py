@@ -142,6 +142,8 @@ class Relay(Closing, Anew):
         checks.at_least(batch, "batch", 1)
         checks.positive(hold, "hold")
         checks.positive(check_every, "check_every", may_be_endless=True)
+        if not isinstance(outbox, Outbox):
+            raise ParameterInvalid(parameter="outbox", reason=f"must be an Outbox, not {type(outbox).__name__}")
         self._outbox = outbox
         self._connection = OneConnection(connect)
         self._queue = checks.queue(queue)

@@ -191,7 +191,9 @@ def form_for(given: Form | str | None, capabilities: Capabilities) -> Form:
 
 def times_for(given: Times | None, capabilities: Capabilities) -> Times:
     """The times for this queue. Raises ParameterInvalid for values that are not durations."""
-    times = given or Times()
+    times = Times() if given is None else given
+    if not isinstance(times, Times):
+        raise ParameterInvalid(parameter="times", reason=f"must be Times, not {type(times).__name__}")
     if times.timeout is None:
         timeout = FIFO_TIMEOUT if capabilities.native_fifo else TIMEOUT
         times = msgspec.structs.replace(times, timeout=timeout)
