@@ -231,17 +231,17 @@ def check_half(times: Times, capabilities: Capabilities, retention: float | None
     Raises ParameterInvalid if it could appear, or end, before it is decided.
     """
     _at_most("half_delay", times.half_delay, capabilities.delay_max, f"{capabilities.protocol} can delay")
-    life, parameter = times.half_life, "half_life"
+    life, parameter, what = times.half_life, "half_life", "a life"
     if not capabilities.ttl:
         if retention is None:
             raise CapabilityMissing(capability=f"asking {capabilities.protocol} for a queue's retention")
-        life, parameter = retention, "queue"
+        life, parameter, what = retention, "queue", "its retention"
     if life >= times.half_delay:
-        reason = f"a life of {life:g} s must be below the delay of {times.half_delay:g} s, or half messages appear"
+        reason = f"{what} of {life:g} s must be below the delay of {times.half_delay:g} s, or half messages appear"
         raise ParameterInvalid(parameter=parameter, reason=reason)
     needed = times.decided_within + times.life_min
     if life < needed:
-        reason = f"a life of {life:g} s is below timeout + ask_for + life_min = {needed:g} s"
+        reason = f"{what} of {life:g} s is below timeout + ask_for + life_min = {needed:g} s"
         raise ParameterInvalid(parameter=parameter, reason=reason)
     return life
 
