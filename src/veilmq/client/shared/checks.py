@@ -137,6 +137,14 @@ def queue(value: Any, parameter: str = "queue") -> Queue:
     raise ParameterInvalid(parameter=parameter, reason=reason)
 
 
+def name(value: Any) -> str:
+    """A queue's name, of which the adapter or the service decides what it may be. Raises ParameterInvalid if it is not
+    a str."""
+    if isinstance(value, str):
+        return value
+    raise ParameterInvalid(parameter="name", reason=f"must be a str, not {type(value).__name__}")
+
+
 def handle(value: Any) -> str:
     """A handle. Raises ReceiptInvalid if it is empty or not a str."""
     if not isinstance(value, str):
@@ -158,8 +166,19 @@ def template(value: Any) -> Template:
     if value is None:
         return Template()
     if isinstance(value, Template):
+        _check_tags(value.tags)
         return value
     raise ParameterInvalid(parameter="template", reason=f"must be a Template, not {type(value).__name__}")
+
+
+def _check_tags(tags: Any) -> None:
+    if not isinstance(tags, Mapping):
+        raise ParameterInvalid(
+            parameter="tags", reason=f"must be a mapping of names to values, not {type(tags).__name__}"
+        )
+    for name, text in tags.items():
+        if not isinstance(name, str) or not isinstance(text, str):
+            raise ParameterInvalid(parameter="tags", reason=f"must be text by text, not {_said(text)} by {_said(name)}")
 
 
 def extension(value: Any) -> Extension:

@@ -426,6 +426,6 @@ def _nothing() -> None:
 
 def _checked_name(name: str) -> str:
     """The name, which becomes part of a path. Raises ParameterInvalid."""
-    if not _QUEUE_NAME.match(name) or len(name) not in _NAME_CHARACTERS:
+    if not _QUEUE_NAME.match(checks.name(name)) or len(name) not in _NAME_CHARACTERS:
         raise ParameterInvalid(parameter="name", reason="must be 3 to 63 of a-z, 0-9 and single hyphens between them")
     return name

@@ -408,7 +408,7 @@ class EmbeddedAccount(Closing):
     @staticmethod
     def capabilities(name: str) -> Capabilities:
         """See `Account.capabilities`; with the default largest body."""
-        return translation.capabilities_of(QueueSettings(fifo=name.endswith(FIFO_SUFFIX)))
+        return translation.capabilities_of(QueueSettings(fifo=checks.name(name).endswith(FIFO_SUFFIX)))
 
     def create(self, name: str, template: Template | None = None) -> bool:
         """See `Account.create`. Also raises ParameterInvalid and RedriveRefused."""

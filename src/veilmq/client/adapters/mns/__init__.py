@@ -462,7 +462,7 @@ class MnsAccount(CloudAccount):
 
 def _checked_name(name: str) -> str:
     """The name, which becomes part of a path. Raises ParameterInvalid."""
-    if not _NAME.match(name):
+    if not _NAME.match(checks.name(name)):
         reason = "must have letters, digits and hyphens, and begin with a letter or digit"
         raise ParameterInvalid(parameter="name", reason=reason)
     return name

@@ -46,7 +46,7 @@ def capabilities_of(name: str, wait_max: float = _WAIT_MAX) -> Capabilities:
 
     `extends_late` is not set: AWS also grants a late extend to a handle that another receive has superseded.
     """
-    fifo = name.endswith(FIFO_SUFFIX)
+    fifo = checks.name(name).endswith(FIFO_SUFFIX)
     return Capabilities(
         protocol="sqs",
         body_bytes_max=REQUEST_BYTES_MAX,
@@ -386,5 +386,5 @@ class SqsAccount(CloudAccount):
 
     def _url(self, name: str) -> str:
         given: dict[str, Any] = {} if self._owner is None else {"QueueOwnerAWSAccountId": self._owner}
-        url: str = member(self._calls.call("get_queue_url", name, QueueName=name, **given), "QueueUrl")
+        url: str = member(self._calls.call("get_queue_url", checks.name(name), QueueName=name, **given), "QueueUrl")
         return url

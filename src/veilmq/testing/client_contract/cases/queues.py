@@ -61,12 +61,17 @@ class TestAccounts:
             Template(retention=-1),
             Template(delay=-1),
             {"delay": 5},
+            Template(tags=["name"]),  # type: ignore[arg-type]
+            Template(tags={"name": 5}),  # type: ignore[dict-item]
         ]
         assert unrefused(lambda template: stage.account.create(name, template), templates) == []
         assert name not in stage.account.names()
 
     def test_names_that_cannot_be_are_refused(self, stage: Stage) -> None:
-        assert unrefused(stage.account.create, ["", "with space", "a/b", "x" * 300]) == []
+        other_types: list[Any] = [None, 5, b"name", ["name"]]
+        assert unrefused(stage.account.create, ["", "with space", "a/b", "x" * 300, *other_types]) == []
+        assert unrefused(stage.account.queue, other_types) == []
+        assert unrefused(stage.account.delete, other_types) == []
 
     def test_names_are_listed_by_their_beginning(self, stage: Stage) -> None:
         beginning = stage.name("list")
