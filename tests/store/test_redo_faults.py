@@ -20,6 +20,7 @@ from veilmq.model.instant import SECOND_US
 from veilmq.model.outcomes import Deleted
 from veilmq.store import MIB
 from veilmq.store.directory import DatabaseUnusable, DataDirectory
+from veilmq.store.sqlite.batch.memtable import BATCHES_MAX
 from veilmq.store.sqlite.disk import redo
 from veilmq.store.sqlite.disk.redo import file as redo_file
 from veilmq.store.sqlite.tools import check
@@ -111,6 +112,8 @@ def test_a_full_disk_at_a_settlement_loses_nothing(faulty: Stage, disk: FaultDis
     queue = started(faulty)
     faulty.send(queue, "committed")
     disk.fail("xWrite", full, for_good=True)
+    store_of(faulty)._writer.memtable.batches = BATCHES_MAX
+    assert store_of(faulty).work_ahead()
     assert bodies(faulty.peek(queue, 10)) == [], "readers go on with what was settled"
     (outcome,) = faulty.batch([sending(queue, "delayed", delay_us=SECOND_US)]).outcomes
     assert isinstance(outcome, DiskLow)
@@ -120,8 +123,17 @@ def test_a_full_disk_at_a_settlement_loses_nothing(faulty: Stage, disk: FaultDis
 
 
 def test_an_io_error_at_a_settlement_ends_the_store(faulty: Stage, disk: FaultDisk) -> None:
+    """Whether the store meets it between two batches, or a reader."""
     queue = started(faulty)
     faulty.send(queue, "committed")
+    disk.fail("xWrite", io_error)
+    store_of(faulty)._writer.memtable.batches = BATCHES_MAX
+    assert store_of(faulty).work_ahead()
+    with pytest.raises(StoreUnknown):
+        store_of(faulty).apply([sending(queue)], faulty.now)
+    faulty.store.close()
+    faulty.open()
+    faulty.send(queue, "committed again")
     disk.fail("xWrite", io_error)
     with pytest.raises(StoreUnknown):
         store_of(faulty).query(Peek(queue=queue, origin=TESTER), faulty.now)
@@ -129,7 +141,7 @@ def test_an_io_error_at_a_settlement_ends_the_store(faulty: Stage, disk: FaultDi
         store_of(faulty).apply([sending(queue)], faulty.now)
     faulty.store.close()
     faulty.open()
-    assert bodies(faulty.receive(queue, 10)) == ["committed"]
+    assert bodies(faulty.receive(queue, 10)) == ["committed", "committed again"]
 
 
 class Interrupted(Exception):

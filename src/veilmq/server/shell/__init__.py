@@ -9,9 +9,9 @@ written.
 less each costs, and right after a commit the next calls of the clients just answered are on their way. So the shell
 waits while turns of the loop bring more calls, for a few turns that bring none, and never beyond a full batch or a few
 milliseconds (docs/decisions/0012-gathering.md). A commit to a log takes longer, so there it waits longer for as many
-calls as may come from the clients just answered, but no longer, and gives the processor away meanwhile. After a stall
-it waits longer, too: commands that arrived during the stall must run before leases that ended during it are granted
-anew, and a loop runs its timers before it reads its sockets.
+calls as may come from the clients just answered, and gives the processor away meanwhile. After a stall it waits
+longer, too: commands that arrived during the stall must run before leases that ended during it are granted anew, and a
+loop runs its timers before it reads its sockets.
 """
 
 import asyncio
@@ -48,20 +48,18 @@ _TURNS_AFTER_STALL_MAX: Final = 2_000
 class Gathering:
     """How long one shell waits for the calls of its next batch."""
 
-    __slots__ = ("_backlog", "_came", "_enough", "_expected", "_patience_us", "_quiet", "_since", "_turns", "rests")
+    __slots__ = ("_backlog", "_came", "_expected", "_patience_us", "_quiet", "_since", "_turns", "rests")
 
     def __init__(self) -> None:
         self.rests = False
         """After `goes_on`: whether the next turn is only for calls that are expected, so there is time to sleep."""
         self._since = self._came = Instant(0)
         self._expected = self._patience_us = 0
-        self._enough = _CALLS_MAX
         self._end()
 
     def expect(self, calls: int, commit_us: int) -> None:
         """Expect that many calls: their clients were answered just now. commit_us: how long the commit took."""
         self._expected, self._patience_us = calls, commit_us // _COMMIT_PART
-        self._enough = min(calls or _CALLS_MAX, _CALLS_MAX)
 
     def _end(self) -> None:
         self._turns = self._quiet = self._backlog = 0
@@ -81,7 +79,7 @@ class Gathering:
         self._backlog, self.rests = backlog, False
         if stalled:
             more = self._quiet < _QUIET_TURNS_AFTER_STALL and self._turns < _TURNS_AFTER_STALL_MAX
-        elif full or backlog >= self._enough or now - self._since >= _GATHER_US:
+        elif full or backlog >= _CALLS_MAX or now - self._since >= _GATHER_US:
             more = False
         else:
             more = self._quiet < (_QUIET_TURNS if backlog > 1 else 1)

@@ -295,7 +295,6 @@ def row_id(period: int, incarnation: int) -> int:
 
 CLIENTS_MAX: Final = 10_000
 WINDOW_US: Final = 5 * MINUTE_US
-WINDOWS: Final = HOUR_US // WINDOW_US
 _RECEIVED, _DELETED, _EXTENDED, _RELEASED, _FAILED, _LOST, _REFUSED = range(len(CLIENT_COUNTS))
 _COLUMNS: Final[dict[int, int]] = {
     int(Kind.RECEIVED): _RECEIVED,

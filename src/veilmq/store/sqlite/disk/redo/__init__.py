@@ -2,10 +2,11 @@
 
 Strategy: a batch that changed no table, because all its messages are unflushed, is one record of this file: its events,
 the messages that it sent, and the mark. One synced write makes it durable, at half the cost of a transaction. The
-records are copied into the database soon, in a transaction of their own: before the next batch that needs a table,
-before any read, at each sweep, at close, and after a kill at the next start (`apply_log`, `Writer.apply_log`). Until
-then records are appended. Once a synced transaction has them all, writing starts again at the beginning of the file.
-The file (file.py) never grows: a batch that does not fit is a transaction. See docs/decisions/0014-redo-log.md.
+records are copied into the database soon, in a transaction of their own: ahead of a batch that will flush the memtable,
+before any other batch that needs a table, before any read, at each sweep, at close, and after a kill at the next start
+(`apply_log`, `Writer.apply_log`). Until then records are appended. Once a synced transaction has them all, writing
+starts again at the beginning of the file. The file (file.py) never grows: a batch that does not fit is a transaction.
+See docs/decisions/0014-redo-log.md.
 
     record   length of the rest (4 bytes), its CRC-32 seeded with that of the receipt key (4), Entry in MessagePack
 
