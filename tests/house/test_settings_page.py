@@ -11,6 +11,7 @@ from veilmq.server.config.settings import FIELDS, Field
 DOCS = Path(__file__).parents[2] / "docs"
 SETTINGS = DOCS / "deploy.md"
 OPERATIONS = DOCS / "operations.md"
+COMMANDS = DOCS / "cli.md"
 
 
 def shown(field: Field) -> str:
@@ -42,8 +43,9 @@ def test_the_page_prints_the_settings() -> None:
 
 
 def test_every_exit_code_has_its_row() -> None:
-    rows = printed(OPERATIONS, "## Exit codes", "\n## ")
-    assert [int(code) for line in rows for code in re.findall(r"^\| (\d) \|", line)] == [int(code) for code in Exit]
+    for page in (OPERATIONS, COMMANDS):  # of serve, and of all commands
+        rows = printed(page, "## Exit codes", "\n## ")
+        assert [int(code) for line in rows for code in re.findall(r"^\| (\d) \|", line)] == [int(code) for code in Exit]
 
 
 def test_every_metric_that_the_page_names_exists() -> None:

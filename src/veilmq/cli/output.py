@@ -143,7 +143,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]], spare: Sequenc
             kept = [at for at, head in enumerate(heads) if head != spare[0]]
             rest = [[row[at] for at in kept] for row in rows]
             return [spare[0], *table([heads[at] for at in kept], rest, spare[1:])]
-        console.width = max(console.width, frame + sum(least))
+        console.size = max(console.width, frame + sum(least)), console.height  # a width alone is none if TERM is dumb
         widths = _narrowed(widths, least, console.width - frame)
     shown = columns(heads, ())
     for column, width in zip(shown.columns, widths, strict=True):
@@ -181,11 +181,13 @@ def _folded(text: str, width: int) -> list[str]:
         return [text]
     lines = [""]
     for word in re.findall(r"\s*\S+\s*", text):
-        if cell_len(lines[-1] + word.rstrip()) <= width:
+        bare = word.rstrip()
+        if cell_len(lines[-1] + bare) <= width:
             lines[-1] += word
         else:
-            lines += chop_cells(word, width) if cell_len(word.rstrip()) > width else [word]
-    return [line.rstrip() for line in lines if line]
+            lines += chop_cells(bare, width)
+            lines[-1] += word[len(bare) :]
+    return [line.rstrip() for line in lines if line] or [""]
 
 
 def printable(text: str) -> str:

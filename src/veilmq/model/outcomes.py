@@ -105,6 +105,8 @@ class QueueDescribed(msgspec.Struct, gc=False):
     """The queue as it stands."""
 
     info: QueueInfo
+    is_dead_letter_queue: bool = True
+    """Whether a queue, hidden or not, names it for its dead letters; True of an owner whose release does not say."""
 
 
 class QueuesListed(msgspec.Struct, gc=False):

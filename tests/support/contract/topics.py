@@ -24,6 +24,7 @@ from veilmq.model.commands import (
     ChangeTopic,
     CreateTopic,
     DeleteTopic,
+    DescribeQueue,
     DescribeSubscription,
     DescribeTopic,
     Extend,
@@ -55,6 +56,7 @@ from veilmq.model.outcomes import (
     Extended,
     Outcome,
     Published,
+    QueueDescribed,
     QueuesListed,
     Subscribed,
     SubscriptionDescribed,
@@ -193,7 +195,10 @@ class TestTopics:
     def test_a_push_is_given_up_for_its_failures_and_not_for_its_leases(self, stage: Stage) -> None:
         dead = stage.create("dead")
         create(stage)
+        asked = DescribeQueue(queue=dead, origin=TESTER)
+        assert not expect(stage.do(asked), QueueDescribed).is_dead_letter_queue
         subscribe(stage, "push", to_url(dead_letter_queue=dead))
+        assert expect(stage.do(asked), QueueDescribed).is_dead_letter_queue
         stage.do(publishing("hello"))
         hidden = hidden_queue(NEWS, "push")
         tries = ATTEMPTS_MAX[RetryStrategy.BACKOFF]

@@ -26,7 +26,6 @@ from veilmq.model.commands import (
     DescribeQueue,
     DropQuarantined,
     Extend,
-    ListQueues,
     Origin,
     Peek,
     PurgeQueue,
@@ -50,7 +49,6 @@ from veilmq.model.outcomes import (
     QueueCreated,
     QueueDeleted,
     QueueDescribed,
-    QueuesListed,
     Received,
     Sent,
     TemplateKept,
@@ -113,11 +111,7 @@ class Operation(NamedTuple):
 
 
 def _describe(asked: Asked, _: inputs.Nothing) -> Sequence[AnyCommand]:
-    key = asked.queue
-    sources = ListQueues(
-        origin=asked.origin, account=key.account, region=key.region, count_max=1, dead_letter_target=key
-    )
-    return (DescribeQueue(queue=key, origin=asked.origin), sources)
+    return (DescribeQueue(queue=asked.queue, origin=asked.origin),)
 
 
 def _create(asked: Asked, wanted: inputs.CreateInput) -> Sequence[AnyCommand]:
@@ -331,14 +325,9 @@ def _show_queue(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         words = f"someone else changed queue {outcome.info.key.name} meanwhile: look at its settings, and try again"
         raise Refused(409, "queue_changed", words, version=outcome.info.version)
     shown = views.shown_queue(outcome.info)
+    if isinstance(outcome, QueueDescribed):
+        shown["is_dead_letter_queue"] = outcome.is_dead_letter_queue
     return shown | {"new": outcome.created} if isinstance(outcome, QueueCreated) else shown
-
-
-def _show_described(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    described, sources = outcomes
-    shown = _show_queue([described])
-    assert isinstance(sources, QueuesListed)
-    return shown | {"is_dead_letter_queue": bool(sources.queues)}
 
 
 def _show_count(outcomes: Sequence[Outcome]) -> dict[str, Any]:
@@ -406,7 +395,7 @@ def _show_results(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 
 _TABLE: Final = (
-    Operation("describe", "GET", "", Action.DESCRIBE_QUEUE, inputs.Nothing, _describe, _show_described),
+    Operation("describe", "GET", "", Action.DESCRIBE_QUEUE, inputs.Nothing, _describe, _show_queue),
     Operation("create", "PUT", "", Action.CREATE_QUEUE, inputs.CreateInput, _create, _show_queue),
     Operation("change", "PATCH", "", Action.CHANGE_QUEUE, inputs.ChangeInput, _change, _show_queue),
     Operation("remove", "DELETE", "", Action.DELETE_QUEUE, inputs.Nothing, _remove, _show_count),

@@ -278,7 +278,7 @@ class Queues:
         its input, the receive waits no longer."""
         shell = self._service.shell
         first = commands[0]
-        self.commands.update(type(each) for each in commands)
+        self.commands[type(first)] += len(commands)
         if isinstance(first, Peek):
             return [await shell.query(first)]
         if not isinstance(first, Receive) or not first.wait_us:

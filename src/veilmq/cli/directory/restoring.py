@@ -103,7 +103,7 @@ def restore(destination: Path, place: str, to: str | None, *, as_json: bool) -> 
         raise Failure(Exit.DIRECTORY, str(error)) from None
     except (OSError, DatabaseFailed, DatabaseUnusable, StoreError) as error:
         raise Failure(Exit.STORE, f"nothing was restored: {error}", "Is there space for the data?") from None
-    if until is not None and until > wall():
+    if until is not None and until > wall() and restored.goes_on is None and not restored.damaged:
         print(f"--to: {instant(until)} UTC is still to come, so this is the newest state", file=sys.stderr)
     is_ahead = until is None and restored.clock - wall() > MINUTE_US
     if as_json:

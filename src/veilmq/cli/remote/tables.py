@@ -204,9 +204,11 @@ def failure_text(task: Mapping[str, Any]) -> str:
 
 
 def failure_advice(job: Mapping[str, Any]) -> str:
-    """Where to see which queue a job lacks, if it does not say so itself."""
+    """How to find the queue that a job lacks, if it does not say so itself."""
     is_unnamed = (job["failure"], job["destination"]) == ("queue missing", None)
-    return f"`veilmq peek {job['queue']['name']}` says which." if is_unnamed else ""
+    name = job["queue"]["name"]
+    advice = f"`veilmq peek {name}` shows where messages came from, `veilmq queues list` which queues there are."
+    return advice if is_unnamed else ""
 
 
 def show_list(

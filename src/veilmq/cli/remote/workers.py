@@ -44,7 +44,7 @@ _QUEUE_HEADS: Final = ["queue", "visible", "in flight", "delayed", "oldest", "se
 _TIME_OF_DAY: Final = slice(11, 19)
 """Of an instant: the time to the second. Workers are of the last hour."""
 _SPARE: Final = ("a minute", "waits", "received")
-"""Columns of `workers` that a narrow terminal can do without."""
+"""Columns of `workers` that a narrow terminal can do without; the first one not if that is sorted by."""
 _WORKER_HEADS: Final = ["worker", "holds", "oldest lease", "waits", "deleted/min", "failed", "ended leases"]
 
 
@@ -224,7 +224,7 @@ def list_workers(
         for each in found["workers"]
     ]
     if rows:
-        left_out = table([*heads, "failed", "ended leases"], rows, _SPARE)
+        left_out = table([*heads, "failed", "ended leases"], rows, _SPARE[sort is Sort.RATE :])
         if left_out:
             print(f"left out on a terminal as narrow as this: {', '.join(left_out)}", file=sys.stderr)
         if messages:

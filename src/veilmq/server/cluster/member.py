@@ -229,7 +229,6 @@ class ClusterServer:
 
     async def _look_at_oneself(self, advertised: Address) -> None:
         """Warn if the address at which others are to reach this server leads elsewhere."""
-        what = "--advertise"
         try:
             async with asyncio.timeout(_LOOK_SECONDS):
                 reader, writer = await asyncio.open_connection(*advertised, ssl=self._context())
@@ -245,9 +244,8 @@ class ClusterServer:
         except TimeoutError:
             why = "nobody answers there"
         except (OSError, asyncio.IncompleteReadError) as error:
-            why = in_words(error)
-            what += " or --tls-cert" * isinstance(error, ssl.SSLError)
-        log.warning("others cannot reach this server at %s, correct %s: %s", advertised, what, why)
+            why = in_words(error) + ("; or correct --tls-cert" if isinstance(error, ssl.SSLError) else "")
+        log.warning("others cannot reach this server at %s, correct --advertise: %s", advertised, why)
 
     async def run(self, lead: Lead) -> None:
         """Follow and own by turns until `stop`. Raises ClusterRefused, and as the opening of the data directory."""
@@ -329,10 +327,8 @@ class ClusterServer:
     async def _open(
         self, ownership: Ownership, shared_log: PostgresLog, begins: Callable[[], Instant]
     ) -> tuple[Engine, Store]:
-        """Open this server's copy. begins: as in `_keep`.
-
-        Raises Unfit once the shard is handed over, because the copy is damaged or the disk is full.
-        """
+        """Open this server's copy. Raises Unfit once the shard is handed over, because the copy is damaged or the disk
+        is full. begins: as in `_keep`."""
         data, limits = self._settings.data, self._settings.engine_limits()
         options, gives_up = self._settings.store_options(), partial(self._gives_up, ownership)
         options = msgspec.structs.replace(options, schema=shared_log.format, gives_up=gives_up)

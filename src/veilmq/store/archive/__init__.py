@@ -437,7 +437,7 @@ class ArchiveSource:
             found.append(sorted(some, key=_order, reverse=True))
         found.sort(key=lambda some: max((each.point.clock for each in some), default=0), reverse=True)
         together = [each for some in found for each in some]
-        return sorted(together, key=lambda each: each.point != _UNKNOWN)  # those first: one may be the newest
+        return sorted(together, key=lambda each: each.point != _UNKNOWN)  # unknown ones first: one may be the newest
 
     def _fetch(self, lineage: str, folder: str, manifest: Manifest, file: Path) -> Point:
         self._lineage = lineage

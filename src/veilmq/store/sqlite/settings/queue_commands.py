@@ -318,7 +318,7 @@ def describe(writer: Writer, command: DescribeQueue) -> Outcome:
         return QueueMissing(queue=str(command.queue))
     if queue.next_due <= writer.now:  # count as visible what a receive would see, whether a sweep has come or not
         look_for_due(writer, queue, _RETURNS_MAX)
-    return QueueDescribed(queue.info())
+    return QueueDescribed(queue.info(), queue.key in writer.queues.sources)
 
 
 def _plain(change: SettingsChange) -> dict[str, object]:
