@@ -195,7 +195,8 @@ def test_the_peer_port_speaks_tls_where_the_server_has_a_certificate(servers: Se
     for refused.verify_code, said in words.items():
         assert in_words(refused).startswith(f"its certificate {said}")
     plain = ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER] wrong version number")
-    assert in_words(plain).startswith("it speaks no TLS, and this server does: give both --tls-cert and --tls-key")
+    assert in_words(plain).startswith("it speaks no TLS, and this server does: check the address")
+    assert in_words(EOFError()).endswith("check the address, and whether both use TLS")
 
 
 def test_a_full_disk_of_postgresql_is_said(postgres_programs: Programs, run: Run) -> None:

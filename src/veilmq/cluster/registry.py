@@ -250,11 +250,13 @@ def ask_to_hand_over(session: Session, to: str, *, doubted: bool = False, anew: 
         if wanted.drained or not wanted.is_running:
             why = "drained" if wanted.drained else f"not running, it was seen {wanted.seen_s:.0f} s ago"
             raise Unfit(f"server {to} is {why}: name another one")
+        if to == shard.owner and shard.holder is not None and not doubted:
+            return shard.epoch  # it owns the queues already
     elif not any(each.is_running for each in found):
         refuse_moved(shard)
         raise Unfit("no server of this cluster is running: start one")
     elif not anew and not another(found, shard.owner):
-        raise Unfit(f"no other server could own the queues: start one before {shard.owner} hands over")
+        raise Unfit("no other server could own the queues: start one, or undrain one")
     [(epoch,)] = session.execute(_ASK, (f"{to}{DOUBTED}" if doubted else to, SHARD))
     return int(epoch)
 

@@ -9,6 +9,7 @@ import ssl
 from collections.abc import Mapping
 from typing import Final
 
+CHECK: Final = "check the address, and whether both use TLS"
 _NO_TLS: Final = re.compile("wrong.version.number|record.layer.failure", re.IGNORECASE)
 """OpenSSL's words for an answer that is not TLS."""
 _OTHER_NAME: Final = "its certificate is for another host: it must name the host of its --advertise (subjectAltName)"
@@ -28,7 +29,9 @@ def in_words(error: BaseException) -> str:
     elif isinstance(error, ssl.SSLError):
         said = "TLS fails there"
         if _NO_TLS.search(str(error)) is not None:
-            said = "it speaks no TLS, and this server does: give both --tls-cert and --tls-key, or neither"
+            said = f"it speaks no TLS, and this server does: {CHECK}"
+    elif isinstance(error, EOFError):
+        return f"the connection was closed before it said who it is: {CHECK}"
     else:
         return str(error)
     return f"{said} ({error})"

@@ -253,7 +253,8 @@ def creation_attributes(name: str, template: Template, arn_of: Callable[[str], s
     Raises ParameterInvalid naming the template's field, and what `arn_of` raises.
     """
     checks.name(name)
-    dead_letter_arn = None if template.dead_letter_queue is None else arn_of(template.dead_letter_queue)
+    dead = template.dead_letter_queue
+    dead_letter_arn = None if dead is None else arn_of(checks.name(dead, "dead_letter_queue"))
     attributes = {}
     for field, attribute in _SECONDS.items():
         value = getattr(template, field)

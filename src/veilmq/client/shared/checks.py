@@ -137,12 +137,12 @@ def queue(value: Any, parameter: str = "queue") -> Queue:
     raise ParameterInvalid(parameter=parameter, reason=reason)
 
 
-def name(value: Any) -> str:
+def name(value: Any, parameter: str = "name") -> str:
     """A queue's name, of which the adapter or the service decides what it may be. Raises ParameterInvalid if it is not
     a str."""
     if isinstance(value, str):
         return value
-    raise ParameterInvalid(parameter="name", reason=f"must be a str, not {type(value).__name__}")
+    raise ParameterInvalid(parameter=parameter, reason=f"must be a str, not {type(value).__name__}")
 
 
 def handle(value: Any) -> str:

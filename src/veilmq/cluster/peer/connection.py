@@ -11,9 +11,9 @@ from typing import Any, Final, cast
 from veilmq.cluster.peer import SILENT_PINGS, Limits
 from veilmq.cluster.peer.frames import ENCODER, LENGTH_BYTES, MALFORMED, Garbage, Ping
 from veilmq.cluster.peer.handshake import HELLO_BYTES_MAX, Handshake, Refusal, refused
+from veilmq.cluster.tls import CHECK
 
 _PING: Final = Ping()
-_CHECK: Final = "check the address, and whether both use TLS"
 _NO_LENGTH: Final = bytes(LENGTH_BYTES)
 
 
@@ -140,7 +140,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        silent = "" if self.handshake.peer else f" before it said who it is: {_CHECK}"
+        silent = "" if self.handshake.peer else f" before it said who it is: {CHECK}"
         self.why = self.why or error or ConnectionResetError(f"the connection was closed{silent}")
         self._in.clear()
         self._out.clear()
@@ -192,7 +192,7 @@ class Connection(asyncio.Protocol):
     def _too_large(self, size: int) -> Exception:
         if self.handshake.done:
             return Garbage(f"a frame of {size} bytes; the bound is {self._frame_bytes_max}")
-        return Refusal("no peer", f"it does not speak the peer protocol: {_CHECK}")
+        return Refusal("no peer", f"it does not speak the peer protocol: {CHECK}")
 
     # Out.
 

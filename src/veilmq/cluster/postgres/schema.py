@@ -175,6 +175,8 @@ def init(
                     )
                 if snapshots is not None or keep_us is not None:
                     session.execute(_KEEPING, (snapshots, keep_us, SHARD))
+            with session.certain(goes_on=True):
+                return look(session, incarnation=incarnation)
         except psycopg.errors.InsufficientPrivilege as error:
             raise Unfit(
                 f"the role {session.info.user!r} may not create the tables: grant it CREATE on the database "
@@ -184,7 +186,6 @@ def init(
             raise Unreachable(f"PostgreSQL {failed}: {text_of(error)}") from error
         except Uncertain as error:
             raise Uncertain(f"{error}; {UNKNOWN}") from error
-        return look(session, incarnation=incarnation)
 
 
 def _create(session: Session, state_format: int, incarnation: UUID, lease_us: int, segment: int) -> None:
