@@ -37,9 +37,9 @@ def data(tmp_path: Path) -> Data:
     return of
 
 
-def change(data: Path, pragma: str, value: int) -> None:
+def change(data: Path, statement: str) -> None:
     connection = connect(data / "veilmq.db")
-    connection.pragma(pragma, value)
+    connection.execute(statement)
     connection.close()
 
 
@@ -84,7 +84,7 @@ def test_the_same_format_needs_nothing_and_has_a_way_back(run: Run, data: Data) 
 )
 def test_what_this_release_does_not_read_is_told(run: Run, data: Data, pragma: str, value: int, told: str) -> None:
     there = data(STATE_FORMAT if pragma == "user_version" else 1)
-    change(there, pragma, value)
+    change(there, f"PRAGMA {pragma} = {value}")
     done = run("upgrade", "--check", "--data", str(there))
     assert done.code == 3
     assert told in done.out
@@ -93,17 +93,21 @@ def test_what_this_release_does_not_read_is_told(run: Run, data: Data, pragma: s
 
 def test_a_full_disk_and_a_lost_file_stand_in_the_way(run: Run, data: Data) -> None:
     killed = data(STATE_FORMAT)
-    (killed / "redo").unlink()
-    for command, code in (("upgrade", 1), ("serve", 3)):  # the check says what the start says
-        done = run(command, *["--check"] * (command == "upgrade"), "--data", str(killed))
-        assert done.code == code
-        assert "redo is missing, and with it the last acknowledged batches" in done.out + done.err
-    (killed / "redo").write_bytes(b"x")
+    change(killed, "UPDATE mark SET offset = 1")  # as if the WAL had been left behind
+    for told in ("before the first record of", "redo is missing, and with it the last acknowledged batches"):
+        for command, code in (("upgrade", 1), ("serve", 3)):  # the check says what the start says
+            done = run(command, *["--check"] * (command == "upgrade"), "--data", str(killed))
+            assert done.code == code
+            assert told in done.out + done.err
+        (killed / "redo").unlink(missing_ok=True)
     (killed / "veilmq.db").unlink()
-    for remains in (("upgrade", "--check"), ("check",), ("doctor",)):
-        done = run(*remains, "--data", str(killed))
-        assert done.code
-        assert "veilmq.db is missing, but other files of it exist" in done.out + done.err
+    for remains in ("redo", "committed"):
+        (killed / remains).write_bytes(b"x")
+        for command in (("upgrade", "--check"), ("check",), ("doctor",)):
+            done = run(*command, "--data", str(killed))
+            assert done.code
+            assert "veilmq.db is missing, but other files of it exist" in done.out + done.err
+        (killed / remains).unlink()
     there = data(1)
     with (there / "veilmq.db-aside").open("wb") as sparse:
         sparse.truncate(shutil.disk_usage(there).free + (1 << 30))  # without blocks

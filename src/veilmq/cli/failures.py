@@ -81,12 +81,17 @@ def foreign(directory: Path, error: Exception) -> Failure:
 
 def refuse_remains(directory: Path) -> None:
     """Raises Failure if a directory has other files of a database, and not the database itself; OSError."""
-    from veilmq.store.directory import DATABASE, REDO
+    from veilmq.store.directory import COMMITTED, DATABASE, REDO
 
-    database = directory / DATABASE
-    if not database.exists() and any((directory / name).exists() for name in (f"{DATABASE}-wal", REDO)):
+    database, log = directory / DATABASE, directory / REDO
+    remains = _has_content(directory / f"{DATABASE}-wal") or _has_content(log) or (directory / COMMITTED).exists()
+    if not database.exists() and remains:
         advice = "Restore all files as of one moment, or a backup; or see what `veilmq check --repair` brings back."
         raise Failure(Exit.DIRECTORY, f"{database} is missing, but other files of it exist", advice)
+
+
+def _has_content(file: Path) -> bool:
+    return file.exists() and any(file.read_bytes())
 
 
 def end_without(error: ModuleNotFoundError) -> NoReturn:

@@ -234,9 +234,7 @@ def _shown_repair(report: "Repair", data: Path) -> str:
     if more := report.missing_count - len(report.missing):
         lines.append(f"and {more} more are missing for certain")
     if report.unsure_count:
-        lines.append(
-            f"perhaps missing: {report.unsure_count} messages, if they had not left; events after them are missing"
-        )
+        lines.append(f"perhaps missing: {report.unsure_count} messages, unless they left by events that are missing")
     if report.events_missing:
         lines.append(f"perhaps missing: what {report.events_missing} events did that were committed last")
     elif report.may_miss:
@@ -245,7 +243,7 @@ def _shown_repair(report: "Repair", data: Path) -> str:
     if report.again_count:
         lines.append(f"{report.again_count} messages may be delivered again: nobody knows whether they were deleted")
     if report.earlier_count:
-        lines.append(f"{report.earlier_count} messages may have an earlier body: they had been updated")
+        lines.append(f"{report.earlier_count} messages may have an earlier body: they were updated, or may have been")
     if report.exported:
         lines.append(f"{report.exported} rows have no place in the new directory: {report.export}")
     lines += [f"the new directory is not in order: {each}" for each in report.problems]

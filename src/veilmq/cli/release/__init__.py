@@ -171,7 +171,7 @@ def planned(found: _Found, data: Path) -> dict[str, Any]:
     disk = os.statvfs(data)
     free = disk.f_bavail * disk.f_frsize
     migrates = not found.refused and not found.follows and found.format < STATE_FORMAT
-    in_the_way = [*found.losses]
+    in_the_way = [] if found.follows else [*found.losses]  # a server of a cluster fills its copy anew
     # A migration may write each page once more, into the write-ahead log, and all of it in one transaction.
     if migrates and free < size:
         in_the_way.append(f"{free // _MIB} MiB are free, and the migration may need {-(-size // _MIB)} MiB: free space")

@@ -33,7 +33,7 @@ from veilmq.store.directory import (
 from veilmq.store.files import Job
 from veilmq.store.sqlite.disk import redo, schema
 from veilmq.store.sqlite.disk.redo import last_commit
-from veilmq.store.sqlite.disk.redo.file import FULL, is_given_up
+from veilmq.store.sqlite.disk.redo.file import FULL, ahead, is_given_up
 from veilmq.store.sqlite.disk.rows import add_functions
 
 SQLITE_OLDEST: Final = 3_051_003
@@ -199,10 +199,13 @@ def losses_of(path: Path, connection: apsw.Connection) -> list[str]:
     OSError."""
     if not schema.is_begun(connection):
         return []
+    log = path.with_name(REDO)
     try:
         losses = last_commit.losses(path, connection, last_commit.find(path, connection))
+        if not losses and redo.is_ahead(log, connection):
+            losses = [ahead(log)]
     except redo.KeyMissing as error:
-        losses = [] if is_given_up(path.with_name(REDO)) else [str(error)]
+        losses = [] if is_given_up(log) else [str(error)]
     if connection.in_transaction:
         connection.execute("ROLLBACK")
     return losses

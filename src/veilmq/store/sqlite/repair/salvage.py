@@ -261,7 +261,9 @@ class Salvage:
         self.target.execute("CREATE INDEX salvage ON message (id)")
         self._drop_left()
         branched = backup is not None and self._has_branched(backup)
-        is_newest = backup is not None and not branched and next(backup.read(_OFFSET))[0] >= following
+        reached = 0 if backup is None else next(backup.read(_OFFSET))[0]
+        is_newest = backup is not None and not branched and reached >= following
+        updated, taken = self.report.earlier_count, 0
         if backup is not None and branched:
             self.report.found.append(
                 f"the backup {backup.database.parent} has another history: only what it proves is taken from it"
@@ -276,12 +278,16 @@ class Salvage:
             if backup is None or branched:
                 continue
             if count := self._fill(table, self._in_backup(table, backup), is_newest=is_newest):
+                taken += count * (name == "message")
                 self.report.found.append(f"{name}: {count} rows came from the backup {backup.database.parent}")
         if is_newest:
             self.report.tables_in_doubt = sorted({*self.report.tables_in_doubt}.difference(_FILLED))
         self._place_journal()
         self._place_astray()
-        self._search(backup, is_newest)
+        taken += self._search(backup, is_newest)
+        if taken and reached < self._first_event:
+            self.report.earlier_count = max(self.report.earlier_count, updated + taken)
+            self.report.found.append("the backup is older than the history: bodies from it may have been updated since")
         self.target.execute("DROP INDEX salvage")
 
     def _drop_left(self) -> None:
@@ -311,14 +317,9 @@ class Salvage:
                 self._count_again(row)
             if self._take(table, row, "another has its name"):
                 count += 1
-                if table.name == "message" and not is_newest:
-                    self._note_update(number, row[5])
+                if table.name == "message" and not is_newest and number in self.facts.updated:
+                    self.report.note_earlier(id_text(row[5]))
         return count
-
-    def _note_update(self, sequence: int, message: bytes) -> None:
-        """Report the message if it was updated: what came from elsewhere may have an earlier body."""
-        if sequence in self.facts.updated:
-            self.report.note_earlier(id_text(message))
 
     def _is_there(self, table: Table, number: int) -> bool:
         return self.target.execute(f"SELECT 1 FROM {table.name} WHERE rowid = ?", (number,)).fetchone() is not None
@@ -362,7 +363,8 @@ class Salvage:
             if (sequence, each.id) in self.facts.left or self._is_there(table, sequence):
                 continue
             if self._take(table, msgspec.structs.astuple(each), "another message has its sequence"):
-                self._note_update(sequence, each.id)
+                if sequence in self.facts.updated:
+                    self.report.note_earlier(id_text(each.id))
                 self._lease(each)
 
     def _lease(self, row: MessageRow) -> None:
@@ -388,19 +390,21 @@ class Salvage:
                 self.target.execute("UPDATE mark SET sequence = ?", (sequence,))
             self._take(table, (sequence, *row[1:]), "another message has its sequence")
 
-    def _search(self, backup: Backup | None, is_newest: bool) -> None:
+    def _search(self, backup: Backup | None, is_newest: bool) -> int:
         """Look for the content of messages that must be there in every page that ever was, and in the backup: their ids
-        and MD5s prove it."""
+        and MD5s prove it. Returns how many came from the backup."""
         wanted = {sequence: fact.id for sequence, fact in self._missing()}
         wanted |= {sequence: each for sequence, each in self.damaged.items() if sequence not in self.facts.updated}
         if not wanted:
-            return
+            return 0
         pages = (self._image[number] for number in range(2, self._image.count + 1))
         contents = chain((frame.content for frame in reversed(self._frames)), pages)
         if found := self._find(wanted, chain.from_iterable(map(self._messages_in, contents))):
             self.report.found.append(f"{found} messages came from old pages of veilmq.db or veilmq.db-wal")
-        if backup is not None and (found := self._find(wanted, self._wanted_in(backup, wanted), is_newest=is_newest)):
-            self.report.found.append(f"{found} messages came from the backup {backup.database.parent}")
+        if backup is None or not (found := self._find(wanted, self._wanted_in(backup, wanted), is_newest=is_newest)):
+            return 0
+        self.report.found.append(f"{found} messages came from the backup {backup.database.parent}")
+        return found
 
     def _find(self, wanted: dict[int, bytes], rows_found: Iterable[Values], *, is_newest: bool = False) -> int:
         """Take the wanted messages among these, and remove them from the wanted; returns how many."""
@@ -411,8 +415,8 @@ class Salvage:
                 if self.damaged.pop(row[0], None) is not None:
                     self.target.execute("DELETE FROM message WHERE sequence = ?", (row[0],))
                 self._take(self._tables["message"], row, "another message has its sequence")
-                if not is_newest:
-                    self._note_update(row[0], row[5])
+                if not is_newest and row[0] in self.facts.updated:
+                    self.report.note_earlier(id_text(row[5]))
             if not wanted:
                 break
         return before - len(wanted)
@@ -455,7 +459,7 @@ class Salvage:
         for sequence, fact in self._missing():
             name = names.get(fact.queue, f"number {fact.queue}")
             message = MissingMessage(name, id_text(fact.id), sequence, fact.sent)
-            self.report.miss(message, is_sure=sequence not in self.facts.unsure or sequence in self._listed)
+            self.report.miss(message, is_sure=sequence not in self.facts.unsure)
         known = self.facts.alive.keys() | {sequence for sequence, _ in self.facts.left}
         unknown = {each: of for each, of in self._listed.items() if each not in known}
         queues, table = incarnations(self.target), self._tables["message"]

@@ -145,8 +145,6 @@ def _check_file(database: Path, connection: apsw.Connection, report: Report, pro
             each.set_progress_handler(go_on, _STEPS)
         strict = _integrity(verifying)
     found = strict if strict == ["ok"] else _integrity(connection)
-    connection.set_progress_handler(None)
-    progress("file", 1, 1)
     for text in found:
         if text != "ok":
             report.add("file", text)
@@ -155,6 +153,8 @@ def _check_file(database: Path, connection: apsw.Connection, report: Report, pro
     if found == ["ok"] and not report.problems:
         for name in _indexes_astray(connection):
             report.add("file", f"index {name}: its entries are not those of its table")
+    connection.set_progress_handler(None)
+    progress("file", 1, 1)
     is_readable = found == ["ok"] and not report.problems
     if strict != found:
         pages = sorted({int(page) for text in strict for page in _MISMATCH.findall(text)})
@@ -379,7 +379,7 @@ _ROWS: Final = (
     ),
     (
         "file",
-        "the last number given to a {} is below one that is in use, so none can be created",
+        "the last number given to a {} is below one that is in use: the next cannot be created, or replaces another",
         _NUMBERS_BEHIND,
     ),
     (

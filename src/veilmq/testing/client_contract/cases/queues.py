@@ -63,7 +63,6 @@ class TestAccounts:
             {"delay": 5},
             Template(tags=["name"]),  # type: ignore[arg-type]
             Template(tags={"name": 5}),  # type: ignore[dict-item]
-            Template(dead_letter_queue=5, receive_count_max=3),  # type: ignore[arg-type]
         ]
         assert unrefused(lambda template: stage.account.create(name, template), templates) == []
         assert name not in stage.account.names()

@@ -230,6 +230,14 @@ def lacking(path: Path, connection: apsw.Connection) -> tuple[list[Entry], bool]
     return run.beyond(following), run.is_damaged(following)
 
 
+def is_ahead(path: Path, connection: apsw.Connection) -> bool:
+    """Whether the database is older than the log. Raises OSError, apsw.Error."""
+    key: Any
+    following: Any
+    ((key, following),) = connection.execute("SELECT receipts, offset FROM secret, mark").fetchall()
+    return read(path, key).is_ahead(following)
+
+
 def recover(
     disk: Disk,
     path: Path,
