@@ -4,8 +4,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TypeVar
 from urllib.request import Request, urlopen
 
 import boto3
@@ -20,6 +21,8 @@ from tests.support.azurite import azurite as emulator
 from veilmq.client.adapters.connect import DEVELOPMENT_KEYS
 from veilmq.pipeline.places.delta import write_parted
 from veilmq.pipeline.sinks.delta import Written, add_files
+
+T = TypeVar("T")
 
 SCHEMA = pa.schema([("n", pa.int64())])
 BUCKET = "tables"
@@ -81,6 +84,14 @@ def falls_asleep(lock: str) -> None:
     content = json.loads(files.cat_file(found))
     content["owner"] |= {"place": "elsewhere", "seconds": -60.0}
     files.pipe_file(found, json.dumps(content, separators=(",", ":")).encode())
+
+
+def taken_over(lock: str, take: Callable[[], T], taken: type[Exception]) -> T:
+    """What `take` returns once the holder of that lock has fallen asleep; again, if it renewed its hold before that."""
+    while True:
+        falls_asleep(lock)
+        with suppress(taken):
+            return take()
 
 
 @contextmanager

@@ -5,6 +5,7 @@ import signal
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from tests.pipeline.drain_stage import Stage, send
-from tests.pipeline.stores import Store, falls_asleep, told
+from tests.pipeline.stores import Store, taken_over, told
 from tests.support.histories import MadeUp, Workload, history, lognormal
 from tests.support.postgres import until
 
@@ -122,8 +123,8 @@ def test_an_export_that_took_over_has_named_a_part(s3: Store, table: pa.Table) -
     class Asleep(MadeUp):
         def read(self, start: int, stop: int) -> Any:
             if start == 500 and not awake:
-                falls_asleep(str(kept.directory / ".lock"))
-                awake.append(export(MadeUp(table), kept.directory, until=1_000, kept=keep_as_delta))
+                ahead = partial(export, MadeUp(table), kept.directory, until=1_000, kept=keep_as_delta)
+                awake.append(taken_over(str(kept.directory / ".lock"), ahead, ExportTaken))
             yield from super().read(start, stop)
 
     with told(s3.environment):

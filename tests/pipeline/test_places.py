@@ -6,6 +6,7 @@ import threading
 import time
 from contextlib import nullcontext
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from tests.pipeline.drain_stage import Stage, left, send
-from tests.pipeline.stores import Store, commit_parted, falls_asleep, told
+from tests.pipeline.stores import Store, commit_parted, falls_asleep, taken_over, told
 from tests.pipeline.test_drain_driver import START, Play, bodies
 from tests.pipeline.test_jobs_loop import Stage as LoopStage
 from tests.support.commands import Run
@@ -70,8 +71,7 @@ def test_one_process_holds_a_directory(directory: ObjectPath) -> None:
     first.release()
     second = lock_of(directory, "lock", Patience(0))
     assert second.load() == b'{"a":1}'
-    falls_asleep(str(directory / "lock"))
-    third = lock_of(directory, "lock", Patience(0))
+    third = taken_over(str(directory / "lock"), lambda: lock_of(directory, "lock", Patience(0)), PlaceTaken)
     assert 0 == first.number < second.number < third.number
     with pytest.raises(PlaceTaken):
         second.save(b'{"a":2}')
@@ -144,8 +144,8 @@ def test_an_export_that_slept_writes_no_event_twice(directory: ObjectPath, table
             if start == 500:
                 with pytest.raises(ExportTaken, match="Another export or tidy works in"):
                     export(MadeUp(table), str(directory))
-                falls_asleep(str(directory / ".lock"))
-                assert export(MadeUp(table), str(directory), file_rows=700, until=1_300) == (500, 1_300)
+                ahead = partial(export, MadeUp(table), str(directory), file_rows=700, until=1_300)
+                assert taken_over(str(directory / ".lock"), ahead, ExportTaken) == (500, 1_300)
             yield from super().read(start, stop)
 
     with pytest.raises(ExportTaken):
@@ -385,9 +385,8 @@ def test_a_loop_that_slept_takes_nothing_of_the_next(spark: Any, s3: Store, tmp_
 
         def sleeps(*given: Any) -> Any:
             done = real(*given) if amid == "plans" else None
-            falls_asleep(str(directory / "kept" / "state.json"))
             awake.grow(1)
-            awake.run()
+            taken_over(str(directory / "kept" / "state.json"), awake.run, LoopTaken)
             plans.extend(load(awake.loop.timeouts).to_pylist())
             return done if amid == "plans" else real(*given)
 
