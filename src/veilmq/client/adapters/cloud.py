@@ -94,6 +94,9 @@ class Cached(Generic[Value]):
         return look()
 
 
+ACCOUNT_CLOSED: Final = "the account is closed"
+
+
 class Waits(Protocol):
     """The calls that wait."""
 
@@ -182,16 +185,24 @@ class CloudAccount(Closing):
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._closed = False
         self._queues: weakref.WeakSet[CloudQueue[Any]] = weakref.WeakSet()
 
     def _opened(self, queue: Opened) -> Opened:
-        """Register a queue that was opened; return it."""
+        """Register a queue that was opened; return it. Raises TransportError once the account is closed."""
         with self._lock:
+            self._check_open()
             self._queues.add(queue)
         return queue
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise TransportError(reason=ACCOUNT_CLOSED, may_have_happened=False)
+
     def _close_queues(self) -> None:
+        """Close the queues that are open, and open no more."""
         with self._lock:
+            self._closed = True
             queues = list(self._queues)
         for queue in queues:
             queue.close()

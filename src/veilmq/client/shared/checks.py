@@ -138,8 +138,8 @@ def queue(value: Any, parameter: str = "queue") -> Queue:
 
 
 def name(value: Any, parameter: str = "name") -> str:
-    """A queue's name, of which the adapter or the service decides what it may be. Raises ParameterInvalid if it is not
-    a str."""
+    """A queue's name or its beginning, of which the adapter or the service decides what it may be. Raises
+    ParameterInvalid if it is not a str."""
     if isinstance(value, str):
         return value
     raise ParameterInvalid(parameter=parameter, reason=f"must be a str, not {type(value).__name__}")

@@ -34,6 +34,7 @@ class ClientAccount(Protocol):
     """What an adapter's tests provide (fixture `client_account`)."""
 
     account: Account
+    """Of this case alone, which may close it."""
     clock: Clock
     """The clock on which `lease_end` is measured."""
     brief: int

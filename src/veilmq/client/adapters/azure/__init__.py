@@ -403,7 +403,7 @@ class AzureAccount(CloudAccount):
 
     def names(self, prefix: str = "") -> list[str]:
         """List Queues, all pages."""
-        return self.call(self._listed, "", prefix=prefix)
+        return self.call(self._listed, "", prefix=checks.name(prefix, "prefix"))
 
     def call(self, operation: Callable[..., T], queue: str, **given: Any) -> T:
         """See `azure.calls.call`. Raises TransportError once the account is closed."""

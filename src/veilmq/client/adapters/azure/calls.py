@@ -33,7 +33,7 @@ from xml.etree.ElementTree import ParseError
 import msgspec
 from azure.core.exceptions import AzureError, DecodeError, HttpResponseError, ServiceRequestError
 
-from veilmq.client.adapters.cloud import encode_base64
+from veilmq.client.adapters.cloud import ACCOUNT_CLOSED, encode_base64
 from veilmq.client.adapters.service_errors import Refusal, error_in
 from veilmq.client.errors import STRANGE, TransportError, advised, strange_answer
 from veilmq.client.messages import Message, Peeked, Received
@@ -197,9 +197,6 @@ def _short(error: AzureError) -> str:
     return f"{type(error).__name__}: {error.message}"
 
 
-CLOSED: Final = "the account is closed"
-
-
 class UnderWay:
     """The calls in progress of one account. Any thread."""
 
@@ -215,7 +212,7 @@ class UnderWay:
         """Wrap a call, or several of which the last must not be refused. Raises TransportError."""
         with self._lock:
             if self._closed and not self._calls:
-                raise TransportError(reason=CLOSED, may_have_happened=False)
+                raise TransportError(reason=ACCOUNT_CLOSED, may_have_happened=False)
             self._calls += 1
         try:
             yield

@@ -424,6 +424,7 @@ class EmbeddedAccount(Closing):
 
     def names(self, prefix: str = "") -> list[str]:
         """See `Account.names`."""
+        checks.name(prefix, "prefix")
         found: list[str] = []
         while True:
             after = found[-1] if found else ""

@@ -406,7 +406,7 @@ class MnsAccount(CloudAccount):
             return False
         request = CreateQueueRequest(name, **wanted)
         try:
-            answer = self.clients.call("create_queue", request, CreateQueueResponse(), name)
+            answer = self.call("create_queue", request, CreateQueueResponse(), name)
         except QueueExists:
             # Another creation came first, with other settings, which need not conflict with the ones that the template
             # names.
@@ -429,25 +429,31 @@ class MnsAccount(CloudAccount):
     def look(self, name: str) -> Any:
         """GetQueueAttributes: the SDK's answer. Raises QueueMissing."""
         request = GetQueueAttributesRequest(name)
-        return self.clients.call("get_queue_attributes", request, GetQueueAttributesResponse(), name)
+        return self.call("get_queue_attributes", request, GetQueueAttributesResponse(), name)
 
     def delete(self, name: str) -> None:
         """DeleteQueue. Raises QueueMissing."""
         _checked_name(name)
         self.look(name)  # the service reports no error if there is no such queue
-        self.clients.call("delete_queue", DeleteQueueRequest(name), DeleteQueueResponse(), name)
+        self.call("delete_queue", DeleteQueueRequest(name), DeleteQueueResponse(), name)
 
     def names(self, prefix: str = "") -> list[str]:
         """ListQueue, all pages."""
-        if not _PREFIX.match(prefix):
+        if not _PREFIX.match(checks.name(prefix, "prefix")):
             return []
 
         def page(marker: str | None) -> tuple[list[str], str]:
             request = ListQueueRequest(prefix, _PAGE_MAX, marker or "")
-            answer = self.clients.call("list_queue", request, ListQueueResponse(), "")
+            answer = self.call("list_queue", request, ListQueueResponse(), "")
             return answer.queueurl_list, answer.next_marker
 
         return names_on_pages(page)
+
+    def call(self, method: str, request: Any, response: Any, queue: str) -> Any:
+        """See `ThreadClients.call`. Raises TransportError once the account is closed; only what a queue still gives
+        back goes past this check."""
+        self._check_open()
+        return self.clients.call(method, request, response, queue)
 
     def topics(self) -> MnsTopics:
         """The service's own topics, for pull topics."""

@@ -59,6 +59,10 @@ class Owner(Protocol):
         """GetQueueAttributes."""
         ...
 
+    def call(self, method: str, request: Any, response: Any, queue: str) -> Any:
+        """See `MnsAccount.call`."""
+        ...
+
     def capabilities(self, name: str) -> Capabilities:
         """See `Account.capabilities`."""
         ...
@@ -149,7 +153,7 @@ class MnsTopics:
 
     def _call(self, method: str, request: Any, response: Any, topic: str, queue: str = "") -> Any:
         try:
-            return self._account.clients.call(method, request, response, queue)
+            return self._account.call(method, request, response, queue)
         except ServiceError as error:
             if error.code == "TopicNotExist":
                 raise TopicMissing(topic=topic) from error

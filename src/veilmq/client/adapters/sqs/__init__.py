@@ -346,20 +346,21 @@ class SqsAccount(CloudAccount):
         else:
             existed = True
         given: dict[str, Any] = {"tags": dict(template.tags)} if template.tags else {}
-        self._calls.call("create_queue", name, QueueName=name, Attributes=attributes, **given)
+        self._call("create_queue", name, QueueName=name, Attributes=attributes, **given)
         return not existed
 
     def delete(self, name: str) -> None:
         """DeleteQueue. Raises QueueMissing."""
-        self._calls.call("delete_queue", name, QueueUrl=self._url(name))
+        self._call("delete_queue", name, QueueUrl=self._url(name))
 
     def names(self, prefix: str = "") -> list[str]:
         """ListQueues, all pages."""
+        checks.name(prefix, "prefix")
 
         def page(token: str | None) -> tuple[list[str], str | None]:
             given = {"QueueNamePrefix": prefix, "NextToken": token}
             named: dict[str, Any] = {name: value for name, value in given.items() if value}
-            answer = self._calls.call("list_queues", "", MaxResults=_PAGE_MAX, **named)
+            answer = self._call("list_queues", "", MaxResults=_PAGE_MAX, **named)
             return answer.get("QueueUrls", []), answer.get("NextToken")
 
         return names_on_pages(page)
@@ -367,8 +368,14 @@ class SqsAccount(CloudAccount):
     def described(self, name: str) -> tuple[dict[str, Any], dict[str, str]]:
         """All of GetQueueAttributes, and the queue's tags. Raises QueueMissing."""
         url = self._url(name)
-        attributes = self._calls.call("get_queue_attributes", name, QueueUrl=url, AttributeNames=["All"])
-        return attributes, self._calls.call("list_queue_tags", name, QueueUrl=url).get("Tags", {})
+        attributes = self._call("get_queue_attributes", name, QueueUrl=url, AttributeNames=["All"])
+        return attributes, self._call("list_queue_tags", name, QueueUrl=url).get("Tags", {})
+
+    def _call(self, method: str, queue: str, **given: Any) -> dict[str, Any]:
+        """See `Calls.call`. Raises TransportError once the account is closed; only what a queue still gives back goes
+        past this check."""
+        self._check_open()
+        return self._calls.call(method, queue, **given)
 
     def close(self) -> None:
         """Close the queues; also the clients if we own them."""
@@ -380,11 +387,11 @@ class SqsAccount(CloudAccount):
 
     def arn(self, name: str) -> str:
         """The queue's ARN. Raises QueueMissing."""
-        answer = self._calls.call("get_queue_attributes", name, QueueUrl=self._url(name), AttributeNames=["QueueArn"])
+        answer = self._call("get_queue_attributes", name, QueueUrl=self._url(name), AttributeNames=["QueueArn"])
         arn: str = member(member(answer, "Attributes"), "QueueArn")
         return arn
 
     def _url(self, name: str) -> str:
         given: dict[str, Any] = {} if self._owner is None else {"QueueOwnerAWSAccountId": self._owner}
-        url: str = member(self._calls.call("get_queue_url", checks.name(name), QueueName=name, **given), "QueueUrl")
+        url: str = member(self._call("get_queue_url", checks.name(name), QueueName=name, **given), "QueueUrl")
         return url

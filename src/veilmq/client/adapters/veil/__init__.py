@@ -383,6 +383,7 @@ class VeilAccount(CloudAccount):
 
     def names(self, prefix: str = "") -> list[str]:
         """ListQueues, all pages."""
+        checks.name(prefix, "prefix")
 
         def page(token: str | None) -> tuple[list[str], str | None]:
             given = ListQueuesInput(queue_name_prefix=prefix or None, max_results=_PAGE_MAX, next_token=token)

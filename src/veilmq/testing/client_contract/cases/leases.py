@@ -1,7 +1,8 @@
 """Receives: how many messages, for how long, the fields of each, and waits for a message; and what their leases allow.
 
 A lease is extended, released, ended, or its message is deleted; and a handle can do little after its message was
-delivered again. Calls come from many threads, too; a closed queue does nothing more, an interrupted one goes on.
+delivered again. Calls come from many threads, too; a closed queue or account does nothing more, an interrupted queue
+goes on.
 """
 
 from collections import Counter
@@ -303,12 +304,32 @@ class TestLeases:
 class TestClosing:
     """Close and interrupt."""
 
-    def test_a_closed_queue_does_nothing_more(self, stage: Stage) -> None:
-        queue = stage.create()
+    def test_a_closed_queue_or_account_does_nothing_more(self, stage: Stage) -> None:
+        queue, account, unused = stage.create(), stage.account, stage.name("q")
         held = stage.held(queue)
+        other = account.queue(queue.name)
         queue.close()
         queue.close()
-        for call in (lambda: queue.send("x"), queue.receive, lambda: queue.delete(held.handle), queue.stats):
+        calls: list[Callable[[], Any]] = [
+            lambda: queue.send("x"),
+            queue.receive,
+            lambda: queue.delete(held.handle),
+            queue.stats,
+        ]
+        self._fail_unsent(calls)
+        account.close()
+        account.close()
+        calls = [
+            lambda: other.send("x"),
+            lambda: account.queue(queue.name),
+            lambda: account.create(unused),
+            account.names,
+            lambda: account.delete(queue.name),
+        ]
+        self._fail_unsent(calls)
+
+    def _fail_unsent(self, calls: list[Callable[[], Any]]) -> None:
+        for call in calls:
             with pytest.raises(TransportError) as refused:
                 call()
             assert not refused.value.may_have_happened

@@ -72,6 +72,7 @@ class TestAccounts:
         assert unrefused(stage.account.create, ["", "with space", "a/b", "x" * 300, *other_types]) == []
         assert unrefused(stage.account.queue, other_types) == []
         assert unrefused(stage.account.delete, other_types) == []
+        assert unrefused(stage.account.names, other_types, parameter=lambda _: "prefix") == []
 
     def test_names_are_listed_by_their_beginning(self, stage: Stage) -> None:
         beginning = stage.name("list")
