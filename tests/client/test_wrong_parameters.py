@@ -65,9 +65,11 @@ PARAMETERS: dict[str, tuple[Make, tuple[str, ...]]] = {
         "concurrency", "prefetch", "batch", "lease", "stop_before_expiry", "poison_after", "wait", "pollers", "drain",
         "kill_after", "give_up_after",
     )),
-    "LeaseKeeper": (_keeper, ("minimal_life", "interval", "visibility_timeout", "max_hold", "senders")),
+    "LeaseKeeper": (_keeper, (
+        "minimal_life", "interval", "visibility_timeout", "max_hold", "senders", "plan", "on_lost",
+    )),
     "Receiver": (_receiver, ("polls", "fetches", "wait", "lease", "grace", "backoff_max")),
-    "OrderedReceiver": (_ordered, ("lease", "gap_timeout", "in_hand_max", "buffer_max")),
+    "OrderedReceiver": (_ordered, ("lease", "gap_timeout", "in_hand_max", "buffer_max", "tell_gap", "keeper")),
     "OrderedSender": (_sender, ("check_every",)),
     "Relay": (_relay, ("batch", "hold", "check_every")),
     "LargeMessageQueue": (_large, ("threshold_bytes", "body_bytes_max")),
@@ -96,7 +98,7 @@ PARAMETERS: dict[str, tuple[Make, tuple[str, ...]]] = {
         lambda stage, _, given: TransactionQueue(
             **{"queue": stage.queue, "log": stage.make("log"), "check_transaction": print, **given}
         ),
-        ("queue", "log", "parked", "times"),
+        ("queue", "log", "parked", "times", "on_lost", "compensate"),
     ),
     **{
         name: (lambda _, __, given, make=make: make(**given), ("queue",))  # type: ignore[misc]
@@ -189,3 +191,7 @@ def test_so_is_one_of_a_call(stage: Stage, tmp_path: Path, wrong: Any) -> None:
                 ordered.receive(**given)
     with pytest.raises(ParameterInvalid):
         stage.worker(stage.note).run(messages_max=wrong)
+    with pytest.raises(ParameterInvalid, match="bogus"):
+        stage.worker(stage.note, keeper={"bogus": wrong})
+    with Relay(Outbox(), print, stage.queue) as relay, pytest.raises(ParameterInvalid, match="count_max"):
+        relay.failures(wrong)

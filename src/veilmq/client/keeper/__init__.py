@@ -14,7 +14,9 @@ __all__ = ["KeeperStats", "Lease", "LeaseKeeper", "Loss", "Plan", "Reason", "Sta
 
 
 def check_keeps(keeper: LeaseKeeper, queue: Queue) -> None:
-    """Raises ParameterInvalid unless the keeper is open and extends leases of this queue."""
+    """Raises ParameterInvalid unless it is a keeper that is open and extends leases of this queue."""
+    if not isinstance(keeper, LeaseKeeper):
+        raise ParameterInvalid(parameter="keeper", reason=f"must be a LeaseKeeper, not {type(keeper).__name__}")
     keeper.check_open()
     if keeper.queue.name != queue.name:
         reason = f"it keeps leases of queue {keeper.queue.name}, not of {queue.name}"

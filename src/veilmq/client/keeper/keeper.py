@@ -79,7 +79,7 @@ class LeaseKeeper(Closing, OfProcess):
         self._batch = batch_size(capabilities)
         self._pool = SenderPool(self.parameters.senders_max(capabilities), f"veilmq keeper {queue.name} sender")
         self._teller = Teller(f"veilmq keeper {queue.name} teller")
-        self._on_lost = on_lost
+        self._on_lost = checks.function_or_none(on_lost, "on_lost")
         learner: object = plan
         self._learner: Learner | None = learner if isinstance(learner, Learner) else None
         self._crashes: CrashLearner | None = learner if isinstance(learner, CrashLearner) else None

@@ -217,7 +217,8 @@ class Relay(Closing, Anew):
         return {group for row in rows if fifo and (group := row.group) is not None}
 
     def failures(self, count_max: int = 100) -> list[Failure]:
-        """Rows that the queue refuses permanently."""
+        """Rows that the queue refuses permanently. Raises ParameterInvalid."""
+        checks.at_least(count_max, "count_max", 1)
         statement = (
             f"SELECT id, failure FROM {self._outbox.table} WHERE failure IS NOT NULL ORDER BY position"
             f" LIMIT {count_max:d}"

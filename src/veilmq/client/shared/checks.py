@@ -128,6 +128,20 @@ def function(value: Any, parameter: str) -> None:
         raise ParameterInvalid(parameter=parameter, reason=f"must be a function, not {type(value).__name__}")
 
 
+def function_or_none(value: T, parameter: str) -> T:
+    """A callable, or None for one that is not given. Raises ParameterInvalid."""
+    if value is not None:
+        function(value, parameter)
+    return value
+
+
+def object_with(value: Any, parameter: str, method: str) -> None:
+    """An object that has the method; not a class. Raises ParameterInvalid."""
+    if isinstance(value, type) or not callable(getattr(value, method, None)):
+        reason = f"must be an object with the method `{method}`, not {type(value).__name__}"
+        raise ParameterInvalid(parameter=parameter, reason=reason)
+
+
 def queue(value: Any, parameter: str = "queue") -> Queue:
     """A queue object. Raises ParameterInvalid for anything else, such as a URL, an account or an SDK's object."""
     if isinstance(getattr(value, "capabilities", None), Capabilities):

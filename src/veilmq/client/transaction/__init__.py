@@ -113,6 +113,8 @@ class TransactionQueue(Wrapping):
         """
         super().__init__(checks.queue(queue))
         checks.function(check_transaction, "check_transaction")
+        checks.function_or_none(on_lost, "on_lost")
+        checks.function_or_none(compensate, "compensate")
         self.times = times_for(times, queue.capabilities)
         self.form = form_for(form, queue.capabilities)
         self.log = checks.queue(log, "log")

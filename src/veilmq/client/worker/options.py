@@ -12,6 +12,7 @@ long a worker may be silent. Pure: the caller passes the random number.
 import secrets
 from collections.abc import Callable, Mapping
 from enum import StrEnum
+from inspect import signature
 from typing import Annotated, Any, Final, TypedDict, TypeVar
 
 import msgspec
@@ -199,24 +200,25 @@ def _check_numbers(options: Options) -> None:
 _METHODS: Final = {"retry": "delay", "guard": "begin", "checkpoints": "load", "metrics": "ended"}
 """An option that is an object, and one of the methods that it must have."""
 _FUNCTIONS: Final = ("guard_key", "on_lost", "on_error", "on_result")
+_OF_KEEPER: Final = frozenset(signature(LeaseKeeper).parameters) - {"queue", "clock"}
+"""The parameters that a worker's own keeper may be given."""
 
 
 def _check_objects(given: dict[str, Any]) -> None:
     """Without this check, the worker would find out when it has a message in hand."""
     for name, method in _METHODS.items():
-        may_be_none = _DEFAULTS[name] is None
-        can = callable(getattr(given[name], method, None)) and not isinstance(given[name], type)
-        if not can and not (given[name] is None and may_be_none):
-            reason = f"must be an object with the method `{method}`, not {type(given[name]).__name__}"
-            raise ParameterInvalid(parameter=name, reason=reason)
+        if given[name] is not None or _DEFAULTS[name] is not None:
+            checks.object_with(given[name], name, method)
     for name in _FUNCTIONS:
-        if given[name] is not None:
-            checks.function(given[name], name)
+        checks.function_or_none(given[name], name)
     if given["dead_letter_queue"] is not None and not isinstance(given["dead_letter_queue"], str):
         checks.queue(given["dead_letter_queue"], "dead_letter_queue")
     if not isinstance(given["keeper"], bool | Mapping | LeaseKeeper):
         reason = f"must be True, False, parameters of a keeper or a LeaseKeeper, not {type(given['keeper']).__name__}"
         raise ParameterInvalid(parameter="keeper", reason=reason)
+    if isinstance(given["keeper"], Mapping) and (unknown := set(given["keeper"]) - _OF_KEEPER):
+        names = ", ".join(sorted(map(str, unknown)))
+        raise ParameterInvalid(parameter="keeper", reason=f"has {names}, but may have {', '.join(sorted(_OF_KEEPER))}")
 
 
 def _one_of(kind: type[Word], parameter: str, given: Any) -> Word:

@@ -103,10 +103,13 @@ class OrderedReceiver(Side):
         self._gaps = GapWatch(checks.choice(on_gap, GapPolicy, "on_gap"), gap_timeout, tell_gap)
         self._gaps.check(lease, stats.retention)
         checked_policy(unreadable, queue)
-        self._keeper = keeper or LeaseKeeper(
-            queue, visibility_timeout=lease, interval=lease / 3, minimal_life=lease / 6, clock=clock
-        )
-        check_keeps(self._keeper, queue)
+        if keeper is not None:
+            check_keeps(keeper, queue)
+            self._keeper = keeper
+        else:
+            self._keeper = LeaseKeeper(
+                queue, visibility_timeout=lease, interval=lease / 3, minimal_life=lease / 6, clock=clock
+            )
         self._own_keeper = keeper is None
         self._changed = sleeping_by(clock, threading.Condition())
         self._acks = threading.Lock()

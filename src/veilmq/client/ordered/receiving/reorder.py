@@ -305,7 +305,7 @@ class GapWatch:
             checks.not_negative(timeout, "gap_timeout")
         self.policy = policy
         self.timeout = timeout
-        self._tell = tell
+        self._tell = checks.function_or_none(tell, "tell_gap")
         self._first: tuple[int, int] | None = None
         self._since = 0.0
         self._reported = False
