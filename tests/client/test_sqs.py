@@ -502,5 +502,7 @@ def test_no_credentials_are_told_before_anything_is_sent() -> None:
 
             raise NoCredentialsError
 
-    with pytest.raises(ServiceError, match="NoCredentialsError"):
+    with pytest.raises(ServiceError, match=r"no credentials were found: .*AWS_ACCESS_KEY_ID") as refused:
         SqsAccount(Broken()).names()
+    assert refused.value.code == "NoCredentialsError"
+    assert "status" not in str(refused.value)

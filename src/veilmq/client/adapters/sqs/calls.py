@@ -29,6 +29,7 @@ from botocore.exceptions import (  # type: ignore[import-untyped]
     DataNotFoundError,
     EndpointConnectionError,
     HTTPClientError,
+    NoCredentialsError,
     ParamValidationError,
     ProxyConnectionError,
 )
@@ -117,6 +118,11 @@ class _Attempts(threading.local):
     """Whether an attempt may have been carried out."""
 
 
+_NO_CREDENTIALS: Final = (
+    "no credentials were found: name them in the URL (sqs://KEY:SECRET@HOST:PORT/), or where boto3 looks for them, such"
+    " as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, ~/.aws/credentials or the machine's role; a server in development"
+    " mode takes any"
+)
 _REPORTING: Final = ("ChangeMessageVisibility", "ChangeMessageVisibilityBatch")
 _report: Final[ContextVar[str | None]] = ContextVar("veilmq_report", default=None)
 """The header of the current call."""
@@ -127,6 +133,16 @@ def _add_report(params: dict[str, Any], **_: Any) -> None:
     header = _report.get()
     if header is not None:
         params["headers"][REPORT_HEADER.decode()] = header
+
+
+class Unsent(ServiceError):
+    """botocore refused before it sent anything: there is no service's status or request id to name."""
+
+    code: str
+    status: int
+    request_id: str
+    message: str
+    summary = "{message} ({code}: nothing was sent)"
 
 
 class Calls(OfProcess):
@@ -193,7 +209,8 @@ class Calls(OfProcess):
         except ParamValidationError as error:
             raise ParameterInvalid(parameter="request", reason=str(error)) from error
         except BotoCoreError as error:  # no credentials, no region ...: nothing was sent
-            raise ServiceError(code=type(error).__name__, status=0, request_id="", message=str(error)) from error
+            said = _NO_CREDENTIALS if isinstance(error, NoCredentialsError) else str(error)
+            raise Unsent(code=type(error).__name__, status=0, request_id="", message=said) from error
         except STRANGE as error:
             raise strange_answer(error) from error
         return answer
