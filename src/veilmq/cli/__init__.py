@@ -90,7 +90,20 @@ def application() -> typer.Typer:
 @cache
 def _command() -> Any:
     """All commands, ready to run. They take 20 ms to build, and a process may run several."""
-    return typer.main.get_command(application())
+    command = typer.main.get_command(application())
+    _name_numbers(command)
+    return command
+
+
+_NUMBERS: Final = {"int": "whole number", "int range": "whole number", "float": "number", "float range": "number"}
+"""What typer calls the types of numbers in its errors, and what people call them."""
+
+
+def _name_numbers(command: Any) -> None:
+    for each in command.params:
+        each.type.name = _NUMBERS.get(each.type.name, each.type.name)
+    for below in getattr(command, "commands", {}).values():
+        _name_numbers(below)
 
 
 def main() -> None:

@@ -310,6 +310,8 @@ def failure_of(error: str, message: str, said: Mapping[str, Any]) -> Failure:
         return Failure(Exit.STORE, message, _ADVICE_PAGE if "not match its checksum" in message else _ADVICE_STORE)
     if error == "QueueExists":
         message = _with_option(message)
+    if error == "idempotency_key_reused":
+        message = message.replace("this Idempotency-Key", "--id: this id")
     if error == "QueueMissing":
         return Missing(Exit.WRONG, message, _next(error, said))
     return Failure(Exit.USAGE if error == "ParameterInvalid" else Exit.WRONG, message, _next(error, said))

@@ -243,8 +243,12 @@ def list_workers(
 
 def list_accounts(asked: "Asked") -> None:
     """List the accounts with their keys, what these were granted, and how much each has of what it may have."""
+    wanted = None if asked.named[0] is None else asked.account
     pages = list(asked.access.accounts())
-    found = pages[0] | {"accounts": [each for page in pages for each in page["accounts"]], "more": False, "after": None}
+    accounts = [each for page in pages for each in page["accounts"] if wanted in (None, each["id"])]
+    if wanted is not None and not accounts:
+        raise Failure(Exit.WRONG, f"--account: the server has no account {wanted}")
+    found = pages[0] | {"accounts": accounts, "more": False, "after": None}
     if asked.as_json:
         print_json(found)
         return
