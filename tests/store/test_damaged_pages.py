@@ -1,7 +1,14 @@
-"""Pages whose numbers make no sense are read to an end."""
+"""Pages whose numbers make no sense are read to an end; a row that is not where its index says is told as damage."""
 
 from struct import pack_into
 
+import pytest
+from tests.support.contract.stage import Stage
+from tests.support.sqlite import store_of
+
+from veilmq.model.errors import StoreUnknown
+from veilmq.model.messages import Extras
+from veilmq.store.sqlite.disk import connect
 from veilmq.store.sqlite.raw import LEAF, Gap, rows
 
 USABLE = 4096
@@ -27,3 +34,27 @@ def test_a_free_block_that_follows_itself() -> None:
     pack_into(">BHHHB", content, 0, LEAF, 4_000, 0, 4_000, 0)
     pack_into(">HH", content, 4_000, 4_000, 0)
     assert list(rows(OnePage(bytes(content)), 2, lambda *_: True, set(), set())) == [Gap(2)]
+
+
+def test_a_message_that_only_an_index_has(stage: Stage) -> None:
+    """As two pages that changed places leave it."""
+    queue = stage.create("jobs.fifo")
+    sent = stage.send(queue, "1", extras=Extras(group="north", deduplication_id="1"))
+    stage.store.close()
+    database = store_of(stage).directory.database
+    connection = connect(database)
+    where = "type = 'index' AND tbl_name = 'message'"
+    indexes = connection.execute(f"SELECT rowid, * FROM sqlite_schema WHERE {where}").fetchall()
+    connection.execute("PRAGMA writable_schema = ON")
+    connection.execute(f"DELETE FROM sqlite_schema WHERE {where}")
+    connection.close()
+    connection = connect(database)
+    connection.execute("DELETE FROM message")
+    connection.execute("PRAGMA writable_schema = ON")
+    connection.executemany(
+        "INSERT INTO sqlite_schema (rowid, type, name, tbl_name, rootpage, sql) VALUES (?, ?, ?, ?, ?, ?)", indexes
+    )
+    connection.close()
+    stage.open()
+    with pytest.raises(StoreUnknown, match=f"message {sent.sequence} has no row.*veilmq check"):
+        stage.receive(queue)

@@ -234,9 +234,14 @@ STORED: Final = (
 
 
 def read_stored(writer: Writer, sequences: Sequence[int]) -> list[StoredMessage]:
-    """Those messages of the tables, in the given order. All of them must be there."""
+    """Those messages of the tables, in the given order. All of them must be there: if not, raises what SQLite raises
+    where it looks itself for the row that an index names."""
     rows = writer.read(STORED, (numbers(sequences),)) if sequences else []
     found = {row[0]: StoredMessage(*row) for row in rows}
+    for sequence in sequences:
+        if sequence not in found:
+            text = f"message {sequence} has no row, though an index has it: see what `veilmq check` finds"
+            raise apsw.CorruptError(text)
     return [found[sequence] for sequence in sequences]
 
 
