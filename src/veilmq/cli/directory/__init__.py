@@ -10,6 +10,7 @@ the same, and the code is 1.
 import json
 import os
 from collections.abc import Iterable
+from contextlib import closing
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from veilmq.cli.access.http import HttpAccess
 from veilmq.cli.failures import Exit, Failure, advice_on, check_directory, foreign
 from veilmq.cli.output import bar
 from veilmq.model.instant import SECOND_US
+from veilmq.store import Options
 from veilmq.store.directory import (
     DATABASE,
     REDO,
@@ -33,7 +35,7 @@ from veilmq.store.directory import (
     SchemaRefused,
     SqliteTooOld,
 )
-from veilmq.store.sqlite.disk import MISMATCH
+from veilmq.store.sqlite.disk import MISMATCH, SqliteError, open_reader
 from veilmq.store.sqlite.tools import check as check_database
 from veilmq.store.sqlite.tools.backup import NO_SPACE, backup_directory, receive_directory
 
@@ -183,9 +185,19 @@ def _database(data: Path) -> Path:
         ) from None
     if not head:
         raise Failure(Exit.DIRECTORY, f"{database} is empty")
-    if head != _HEAD:
+    if head != _HEAD and not _is_readable(database):
         raise Failure(Exit.DIRECTORY, f"{database} is not a database, or its first page is damaged", _RESTORE)
     return database
+
+
+def _is_readable(database: Path) -> bool:
+    """Whether SQLite can read it: the first page may be in the WAL."""
+    try:
+        with closing(open_reader(database, Options())) as connection:
+            connection.pragma("application_id")
+    except SqliteError:
+        return False
+    return True
 
 
 def _has_one(directory: Path, names: Iterable[str]) -> bool:
