@@ -107,6 +107,13 @@ def test_a_terminal_shows_what_changes_until_q(veilmq_server: LocalServer) -> No
     *lines, left_out, _ = re.sub(r"\x1b\[[0-9;]*m", "", narrow.seen).splitlines()
     assert max(map(len, lines)) <= 80
     assert left_out == "left out on a terminal as narrow as this: a minute, waits, received"
+    veilmq_server.connect("a-rather-long-name-of-a-queue")
+    once = Terminal("top", "--once", "--data", data, columns=80)
+    once.until("narrow as this: received/s")
+    assert once.end() == 0
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", once.seen)
+    assert "…" not in shown
+    assert re.search(r"visible +flight +oldest +sent/s +deleted/s", shown)
 
 
 @pytest.mark.slow

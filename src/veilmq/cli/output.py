@@ -18,9 +18,10 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
+    from rich.console import JustifyMethod
     from rich.table import Table
 
 OUTPUT_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
@@ -103,8 +104,8 @@ def tamed(text: str) -> str:
     return _DRIVING.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
-def columns(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> "Table":
-    """Columns for a person, to be printed."""
+def columns(heads: Sequence[str], rows: Iterable[Sequence[object]], *, cuts: bool = False) -> "Table":
+    """Columns for a person, to be printed; cuts: each row is one line."""
     from rich.box import SIMPLE_HEAD, Box
     from rich.table import Table
     from rich.text import Text
@@ -114,24 +115,34 @@ def columns(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> "Table":
     for column in shown.columns:
         column.no_wrap = column.header == "message"  # to be copied
     for row in rows:
-        cells = [Text(printable(str(cell)), justify="right" if isinstance(cell, int) else "left") for cell in row]
-        shown.add_row(*cells)
+        texts = [printable(str(cell)) for cell in row]
+        sides: list[JustifyMethod] = ["right" if isinstance(cell, int) else "left" for cell in row]
+        shown.add_row(*(Text(text, justify=side, no_wrap=cuts) for text, side in zip(texts, sides, strict=True)))
     return shown
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[object]], spare: Sequence[str] = ()) -> list[str]:
-    """Print columns for a person, cut nowhere: long cells are folded, but not ids and numbers, to be copied. If these
-    alone are wider than the terminal, columns of the `spare` heads are left out, from the first on, and returned; or
-    else the table is wider, too. rich prints only the heads: a row would take it 0.5 ms."""
-    from rich.cells import cell_len
-    from rich.console import Console
+class _Fitted(NamedTuple):
+    """A table that fits into a width, if one can."""
 
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH_PIPED)
-    rows = list(rows)
-    frame = 3 * len(heads) - 1  # between the columns, and at the edges
+    heads: Sequence[str]
+    rows: Sequence[Sequence[object]]
+    cells: list[list[str]]
+    """By column."""
+    widths: Sequence[int]
+    frame: int
+    """Characters between the columns, and at the edges."""
+    left_out: list[str]
+
+
+def _fitted(heads: Sequence[str], rows: Sequence[Sequence[object]], spare: Sequence[str], room: int) -> _Fitted:
+    """Long cells are folded, but not ids and numbers, to be copied. If these alone are wider than the room, columns of
+    the `spare` heads are left out, from the first on; or else the table is wider, too."""
+    from rich.cells import cell_len
+
+    frame = 3 * len(heads) - 1
     cells = [[printable(str(row[at])) for row in rows] for at in range(len(heads))]
     widths = [max(map(cell_len, [head, *texts])) for head, texts in zip(heads, cells, strict=True)]
-    if frame + sum(widths) > console.width:
+    if frame + sum(widths) > room:
         least = []
         for at, (head, texts) in enumerate(zip(heads, cells, strict=True)):
             if head in _IDS or all(cell_len(each) <= (_SHORT_MAX if " " in each else _WORD_MAX) for each in texts):
@@ -139,12 +150,37 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]], spare: Sequenc
                 widths[at] = least[at]
             else:
                 least.append(max([min(widths[at], _FOLDED_MIN), *map(cell_len, head.split())]))
-        if spare and frame + sum(least) > console.width:
+        if spare and frame + sum(least) > room:
             kept = [at for at, head in enumerate(heads) if head != spare[0]]
             rest = [[row[at] for at in kept] for row in rows]
-            return [spare[0], *table([heads[at] for at in kept], rest, spare[1:])]
-        console.size = max(console.width, frame + sum(least)), console.height  # a width alone is none if TERM is dumb
-        widths = _narrowed(widths, least, console.width - frame)
+            found = _fitted([heads[at] for at in kept], rest, spare[1:], room)
+            return found._replace(left_out=[spare[0], *found.left_out])
+        widths = _narrowed(widths, least, max(room, frame + sum(least)) - frame)
+    return _Fitted(heads, rows, cells, widths, frame, [])
+
+
+def fitted_columns(
+    heads: Sequence[str], rows: Sequence[Sequence[object]], spare: Sequence[str], room: int, *, folds: bool
+) -> tuple["Table", list[str]]:
+    """Columns for a person, to be printed, and the heads of those that were left out, both as in `table`; folds: else
+    each row is one line, and long cells are cut."""
+    fitted = _fitted(heads, rows, spare, room)
+    shown = columns(fitted.heads, fitted.rows, cuts=not folds)
+    for column, width in zip(shown.columns, fitted.widths, strict=True):
+        column.width, column.overflow, column.no_wrap = width, "fold" if folds else "ellipsis", False
+    return shown, fitted.left_out
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[object]], spare: Sequence[str] = ()) -> list[str]:
+    """Print columns for a person, cut nowhere: see `_fitted`. Returns the heads of the columns that were left out. rich
+    prints only the heads: a row would take it 0.5 ms."""
+    from rich.cells import cell_len
+    from rich.console import Console
+
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH_PIPED)
+    heads, rows, cells, widths, frame, left_out = _fitted(heads, list(rows), spare, console.width)
+    if frame + sum(widths) > console.width:
+        console.size = frame + sum(widths), console.height  # a width alone is none if TERM is dumb
     shown = columns(heads, ())
     for column, width in zip(shown.columns, widths, strict=True):
         column.width, column.overflow, column.no_wrap = width, "fold", False
@@ -161,7 +197,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]], spare: Sequenc
                 padded.append(blanks + text if isinstance(cell, int) else text + blanks)
             sys.stdout.write(f" {'   '.join(padded)} \n")
     sys.stdout.write(below)
-    return []
+    return left_out
 
 
 def _narrowed(widths: Sequence[int], least: Sequence[int], room: int) -> list[int]:

@@ -20,7 +20,7 @@ import typer
 
 from veilmq.cli.failures import Exit, Failure
 from veilmq.cli.options import Everything, Prefix, Queue, duration_us, queue_names, seconds
-from veilmq.cli.output import columns, duration, instant, print_json, printable, table
+from veilmq.cli.output import duration, fitted_columns, instant, print_json, printable, table
 from veilmq.model.instant import MINUTE_US
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ _ROWS_MAX: Final = 20
 """Queues shown where there is no screen to fill."""
 _FRAME_ROWS: Final = 9
 """Lines of a screen that are no rows: the first line, two heads with their rules, and blanks."""
+_NARROW: Final = 100
+"""Below this width the first line and the heads may be folded, and a line says what was left out."""
 _MINUTES: Final = 1
 """Rates are of the last minute."""
 _RATED: Final = ("sent", "received", "deleted")
@@ -45,6 +47,9 @@ _TIME_OF_DAY: Final = slice(11, 19)
 """Of an instant: the time to the second. Workers are of the last hour."""
 _SPARE: Final = ("a minute", "waits", "received")
 """Columns of `workers` that a narrow terminal can do without; the first one not if that is sorted by."""
+_LEFT_OUT: Final = "left out on a terminal as narrow as this"
+_QUEUE_SPARE: Final = ("received/s", "delayed", "sent/s", "deleted/s")
+_WORKER_SPARE: Final = ("deleted/min", "waits")
 _WORKER_HEADS: Final = ["worker", "holds", "oldest lease", "waits", "deleted/min", "failed", "ended leases"]
 
 
@@ -226,7 +231,7 @@ def list_workers(
     if rows:
         left_out = table([*heads, "failed", "ended leases"], rows, _SPARE[sort is Sort.RATE :])
         if left_out:
-            print(f"left out on a terminal as narrow as this: {', '.join(left_out)}", file=sys.stderr)
+            print(f"{_LEFT_OUT}: {', '.join(left_out)}", file=sys.stderr)
         if messages:
             held = [
                 [one["id"], one["queue"]["name"], client_text(each), instant(one["granted"]), instant(one["due"])]
@@ -316,8 +321,9 @@ def _depth(queue: Mapping[str, Any]) -> tuple[int, int]:
     return counts["visible"] + counts["in_flight"] + counts["delayed"], queue.get("oldest_age_us") or 0
 
 
-def screen(found: Look, rows_max: int, error: str = "") -> "RenderableType":
-    """What is drawn of a look, with at most so many rows of both tables together."""
+def screen(found: Look, rows_max: int, room: int, error: str = "", *, folds: bool = False) -> "RenderableType":
+    """What is drawn of a look in so many columns, with at most so many rows of both tables together; folds: long names
+    are folded, else cut."""
     from rich.console import Group
     from rich.text import Text
 
@@ -330,10 +336,17 @@ def screen(found: Look, rows_max: int, error: str = "") -> "RenderableType":
         f"{counts[0]} visible  {counts[1]} in flight  {counts[2]} delayed  {len(workers)} workers"
     )
     shown: list[RenderableType] = [Text(f"{head}  {printable(error)}".rstrip(), style="bold")]
-    shown.append(columns(_QUEUE_HEADS, [_queue_row(queue) for queue in found.queues[:of_queues]]))
+    rows = [_queue_row(queue) for queue in found.queues[:of_queues]]
+    queues, left_out = fitted_columns(_QUEUE_HEADS, rows, _QUEUE_SPARE, room, folds=folds)
+    shown.append(queues)
     if workers:
         at = found.workers["at"]
-        shown.append(columns(_WORKER_HEADS, [_worker_row(worker, at) for worker in workers[:of_workers]]))
+        rows = [_worker_row(worker, at) for worker in workers[:of_workers]]
+        drawn, more = fitted_columns(_WORKER_HEADS, rows, _WORKER_SPARE, room, folds=folds)
+        shown.append(drawn)
+        left_out += more
+    if left_out:
+        shown.append(Text(f"{_LEFT_OUT}: {', '.join(left_out)}"))
     left = len(found.queues) - of_queues, len(workers) - of_workers
     if max(left) > 0:
         shown.append(Text(f"and {max(0, left[0])} queues, {max(0, left[1])} workers more"))
@@ -387,14 +400,16 @@ def top(
     console = Console(highlight=False)
     if once or not (sys.stdout.isatty() and sys.stdin.isatty()):
         print_once = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
-        print_once.print(screen(found, 2 * _ROWS_MAX))
+        print_once.print(screen(found, 2 * _ROWS_MAX, print_once.width, folds=True))
         return
     from rich.live import Live
 
     with _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
         error = ""
         while True:
-            live.update(screen(found, max(2, console.height - _FRAME_ROWS), error), refresh=True)
+            folded = 4 * (console.width < _NARROW)
+            rows_max = max(2, console.height - _FRAME_ROWS - folded)
+            live.update(screen(found, rows_max, console.width, error), refresh=True)
             if pressed(pause_s):
                 return
             try:
