@@ -1,5 +1,6 @@
 """`veilmq top`: once, and in a terminal of its own until q."""
 
+import io
 import os
 import pty
 import re
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from tests.cli.conftest import HEEDING
 from tests.support.commands import Run, reaching
 
@@ -49,6 +51,12 @@ def test_once_shows_queues_and_workers_the_deepest_first(veilmq: Run, monkeypatc
     last = veilmq("top", "--once").out.splitlines()[-1]
     assert last.rstrip() == "of the first 1 queues by name; the deepest of all: veilmq queues worst --by depth"
     assert veilmq("top", "--json").json[0]["more"]
+    many = [queue | {"name": f"{number:02} {'x' * 50}"} for number in range(40) for queue in found["queues"][:1]]
+    for width in (80, 110, 200):
+        console = Console(width=width, height=24, file=io.StringIO())
+        drawn = workers._fitting(console, workers.Look(many, False, found["workers"]), "no answer")
+        lines = ["".join(part.text for part in line) for line in console.render_lines(drawn, pad=False)]
+        assert (len(lines), any(re.match(r"and \d+ queues, 0 workers more", line) for line in lines)) == (24, True)
 
 
 def test_bad_input_is_told(veilmq: Run) -> None:

@@ -35,7 +35,7 @@ from veilmq.store.directory import (
     SchemaRefused,
     SqliteTooOld,
 )
-from veilmq.store.sqlite.disk import MISMATCH, SqliteError, open_reader
+from veilmq.store.sqlite.disk import DAMAGE, MISMATCH, SqliteError, open_reader
 from veilmq.store.sqlite.tools import check as check_database
 from veilmq.store.sqlite.tools.backup import NO_SPACE, backup_directory, receive_directory
 
@@ -191,12 +191,12 @@ def _database(data: Path) -> Path:
 
 
 def _is_readable(database: Path) -> bool:
-    """Whether SQLite can read it: the first page may be in the WAL."""
+    """Whether SQLite finds no damage at its beginning: the first page may be in the WAL."""
     try:
         with closing(open_reader(database, Options())) as connection:
             connection.pragma("application_id")
-    except SqliteError:
-        return False
+    except SqliteError as error:
+        return not isinstance(error, DAMAGE)
     return True
 
 

@@ -24,7 +24,7 @@ from veilmq.cli.output import duration, fitted_columns, instant, print_json, pri
 from veilmq.model.instant import MINUTE_US
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
 
     from veilmq.cli.remote import Asked
 
@@ -37,8 +37,6 @@ _ROWS_MAX: Final = 20
 """Queues shown where there is no screen to fill."""
 _FRAME_ROWS: Final = 9
 """Lines of a screen that are no rows: the first line, two heads with their rules, and blanks."""
-_NARROW: Final = 100
-"""Below this width the first line and the heads may be folded, and a line says what was left out."""
 _MINUTES: Final = 1
 """Rates are of the last minute."""
 _RATED: Final = ("sent", "received", "deleted")
@@ -322,8 +320,7 @@ def _depth(queue: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def screen(found: Look, rows_max: int, room: int, error: str = "", *, folds: bool = False) -> "RenderableType":
-    """What is drawn of a look in so many columns, with at most so many rows of both tables together; folds: long names
-    are folded, else cut."""
+    """What is drawn of a look in `room` columns, with at most so many rows. folds: long names are folded, else cut."""
     from rich.console import Group
     from rich.text import Text
 
@@ -355,6 +352,13 @@ def screen(found: Look, rows_max: int, room: int, error: str = "", *, folds: boo
             Text(f"of the first {QUEUES_MAX:,} queues by name; the deepest of all: veilmq queues worst --by depth")
         )
     return Group(*shown)
+
+
+def _fitting(console: "Console", found: Look, error: str) -> "RenderableType":
+    """The screen with as many rows as there is room for: folded heads and further lines take some."""
+    drawn = screen(found, rows_max := max(2, console.height - _FRAME_ROWS), console.width, error)
+    excess = len(console.render_lines(drawn, pad=False)) - console.height
+    return drawn if excess <= 0 else screen(found, max(2, rows_max - excess), console.width, error)
 
 
 def _queue_row(queue: Mapping[str, Any]) -> list[object]:
@@ -407,9 +411,7 @@ def top(
     with _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
         error = ""
         while True:
-            folded = 4 * (console.width < _NARROW)
-            rows_max = max(2, console.height - _FRAME_ROWS - folded)
-            live.update(screen(found, rows_max, console.width, error), refresh=True)
+            live.update(_fitting(console, found, error), refresh=True)
             if pressed(pause_s):
                 return
             try:

@@ -79,7 +79,8 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
             checks.whole(self.senders, "senders", 1, SENDERS_MAX)
         check_lease("visibility_timeout", self.visibility_timeout, capabilities)
         if plan is not None:
-            checks.object_with(plan, "plan", "next_lease")
+            for method in ("first_lease", "next_lease"):
+                checks.object_with(plan, "plan", method)
             checks.not_negative(getattr(plan, "margin", None), "plan.margin")
         elif self.visibility_timeout <= self.interval + self.minimal_life:
             needed = self.interval + self.minimal_life

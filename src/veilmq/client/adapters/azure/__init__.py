@@ -386,6 +386,7 @@ class AzureAccount(CloudAccount):
     def create(self, name: str, template: Template | None = None) -> bool:
         """Create Queue; True if it is new. Raises QueueExists, QueueDeletedRecently, ParameterInvalid."""
         wanted = metadata_of(checks.template(template))
+        self._check_open()
         queue = self.client.get_queue_client(_checked_name(name))
         try:
             self.call(queue.create_queue, name, creating=True, metadata=with_incarnation(wanted))
@@ -399,14 +400,17 @@ class AzureAccount(CloudAccount):
 
     def delete(self, name: str) -> None:
         """Delete Queue. Raises QueueMissing."""
+        self._check_open()
         self.call(self.client.get_queue_client(_checked_name(name)).delete_queue, name)
 
     def names(self, prefix: str = "") -> list[str]:
         """List Queues, all pages."""
+        self._check_open()
         return self.call(self._listed, "", prefix=checks.name(prefix, "prefix"))
 
     def call(self, operation: Callable[..., T], queue: str, **given: Any) -> T:
-        """See `azure.calls.call`. Raises TransportError once the account is closed."""
+        """See `azure.calls.call`. Raises TransportError once the account is closed and nothing else is under way: what
+        a queue still gives back goes on."""
         with self.under_way.call():
             return call(operation, queue, **given)
 

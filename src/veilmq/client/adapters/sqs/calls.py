@@ -208,7 +208,9 @@ class Calls(OfProcess):
             raise TransportError(reason=advised(str(error)), may_have_happened=not unsent) from error
         except ParamValidationError as error:
             raise ParameterInvalid(parameter="request", reason=str(error)) from error
-        except BotoCoreError as error:  # no credentials, no region ...: nothing was sent
+        except BotoCoreError as error:  # no credentials, no region ...
+            if self._attempts.reached:  # at a retry
+                raise TransportError(reason=advised(str(error)), may_have_happened=True) from error
             said = _NO_CREDENTIALS if isinstance(error, NoCredentialsError) else str(error)
             raise Unsent(code=type(error).__name__, status=0, request_id="", message=said) from error
         except STRANGE as error:
