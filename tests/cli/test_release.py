@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import sqlite3
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -91,14 +92,16 @@ def test_what_this_release_does_not_read_is_told(run: Run, data: Data, pragma: s
     assert "way back" not in done.out
 
 
-def test_a_full_disk_and_a_lost_file_stand_in_the_way(run: Run, data: Data) -> None:
+def test_a_full_disk_and_a_lost_file_stand_in_the_way(
+    run: Run, veilmq: Callable[..., "subprocess.CompletedProcess[str]"], data: Data
+) -> None:
     killed = data(STATE_FORMAT)
     change(killed, "UPDATE mark SET offset = 1")  # as if the WAL had been left behind
     for told in ("before the first record of", "redo is missing, and with it the last acknowledged batches"):
         for command, code in (("upgrade", 1), ("serve", 3)):  # the check says what the start says
-            done = run(command, *["--check"] * (command == "upgrade"), "--data", str(killed))
-            assert done.code == code
-            assert told in done.out + done.err
+            ended = veilmq(command, *["--check"] * (command == "upgrade"), "--data", str(killed))
+            assert ended.returncode == code
+            assert told in ended.stdout + ended.stderr
         (killed / "redo").unlink(missing_ok=True)
     (killed / "veilmq.db").unlink()
     for remains in ("redo", "committed"):

@@ -33,12 +33,14 @@ Run = Callable[..., Ended]
 
 
 def in_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], directory: Path) -> Run:
-    """`run("send", "orders", ..., stdin="")`: the command in this process, in that directory."""
+    """`run("send", "orders", ..., stdin="")`: the command in this process, in that directory. Not `serve`, which sets
+    up the logging of the whole process."""
     monkeypatch.chdir(directory)
     for name in [name for name in os.environ if name.startswith("VEILMQ_")]:
         monkeypatch.delenv(name)
 
     def command(*arguments: str, stdin: str = "") -> Ended:
+        assert arguments[:1] != ("serve",)
         monkeypatch.setattr(sys, "argv", ["veilmq", *arguments])
         monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
         capsys.readouterr()
