@@ -1,4 +1,4 @@
-"""Pages whose numbers make no sense are read to an end; a row that is not where its index says is told as damage."""
+"""Pages with numbers that cannot be are read, and the reading ends; a row that an index names in vain is damage."""
 
 from struct import pack_into
 

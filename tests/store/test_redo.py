@@ -132,7 +132,7 @@ def test_records_of_an_earlier_run_are_none(stage: Stage) -> None:
     stage.send(queue, "last")
     database = killed(stage)
     connection = connect(database)
-    missing, is_damaged = redo.lacking(database.parent / "redo", connection)
+    missing, is_damaged, _ = redo.lacking(database.parent / "redo", connection)
     assert [len(entry.messages) for entry in missing] == [1]
     assert not is_damaged
     connection.close()
@@ -403,7 +403,7 @@ def test_a_message_in_the_log_that_is_damaged_is_found(stage: Stage) -> None:
     content = (database.parent / "redo").read_bytes()
     assert content.count(b"damaged") == 1
     connection = connect(database)
-    ((entry,), _) = redo.lacking(database.parent / "redo", connection)
+    ((entry,), *_) = redo.lacking(database.parent / "redo", connection)
     connection.close()
     contents = msgspec.structs.replace(entry.messages[0], body=b"changed")
     changed = msgspec.structs.replace(entry, messages=[contents])
@@ -458,7 +458,7 @@ def test_what_a_client_wrote_is_no_record(stage: Stage) -> None:
     assert content[end : end + 8] == bytes(8)
     database = killed(stage)
     connection = connect(database)
-    ((entry, *_), _) = redo.lacking(path, connection)
+    ((entry, *_), *_) = redo.lacking(path, connection)
     epoch = connection.execute("SELECT epoch FROM secret").get
     connection.close()
     forger = redo.Redo(path.with_name("forged"), SMALL, epoch)

@@ -91,7 +91,14 @@ def refuse_remains(directory: Path) -> None:
 
 
 def _has_content(file: Path) -> bool:
-    return file.exists() and any(file.read_bytes())
+    """Whether it has a beginning that is not all zeros."""
+    if not file.exists():
+        return False
+    with file.open("rb") as opened:
+        return any(opened.read(_BEGINNING_BYTES))
+
+
+_BEGINNING_BYTES: Final = 4_096
 
 
 def end_without(error: ModuleNotFoundError) -> NoReturn:

@@ -201,8 +201,9 @@ def losses_of(path: Path, connection: apsw.Connection) -> list[str]:
         return []
     log = path.with_name(REDO)
     try:
-        losses = last_commit.losses(path, connection, last_commit.find(path, connection))
-        if not losses and redo.is_ahead(log, connection):
+        found = last_commit.find(path, connection)
+        losses = last_commit.losses(path, connection, found)
+        if not losses and found.is_ahead:
             losses = [ahead(log)]
     except redo.KeyMissing as error:
         losses = [] if is_given_up(log) else [str(error)]

@@ -212,8 +212,8 @@ def events(entries: Iterable[Entry]) -> Iterator[tuple[int, Event]]:
         yield from enumerate(_EVENTS.decode(entry.events), entry.offset)
 
 
-def lacking(path: Path, connection: apsw.Connection) -> tuple[list[Entry], bool]:
-    """The entries that the database lacks, and whether the log is damaged there.
+def lacking(path: Path, connection: apsw.Connection) -> tuple[list[Entry], bool, bool]:
+    """The entries that the database lacks, whether the log is damaged there, and whether the database is older than it.
 
     Begins a transaction if none is open; the entries match its state. The file is read first: if a server applies
     entries in between, the database has them. Raises OSError if the file may not be read; KeyMissing, apsw.Error.
@@ -227,15 +227,7 @@ def lacking(path: Path, connection: apsw.Connection) -> tuple[list[Entry], bool]
     following: Any = connection.execute("SELECT offset FROM mark").get
     if following is None:
         raise apsw.CorruptError("the table `mark` is empty")
-    return run.beyond(following), run.is_damaged(following)
-
-
-def is_ahead(path: Path, connection: apsw.Connection) -> bool:
-    """Whether the database is older than the log. Raises OSError, apsw.Error."""
-    key: Any
-    following: Any
-    ((key, following),) = connection.execute("SELECT receipts, offset FROM secret, mark").fetchall()
-    return read(path, key).is_ahead(following)
+    return run.beyond(following), run.is_damaged(following), run.is_ahead(following)
 
 
 def recover(

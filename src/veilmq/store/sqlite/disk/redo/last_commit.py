@@ -145,6 +145,8 @@ class Found(NamedTuple):
     """The entries of the redo log that the database lacks."""
     is_damaged: bool
     """Whether the log is damaged there."""
+    is_ahead: bool
+    """Whether the database is older than the log."""
 
 
 def find(database: Path, connection: apsw.Connection) -> Found:
