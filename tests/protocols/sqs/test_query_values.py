@@ -1,8 +1,11 @@
 """Values in the Query form: an integer is digits, and every other value is the text that it is."""
 
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec import inspect
 
 from veilmq.protocols import Request
@@ -63,6 +66,25 @@ def test_an_integer_is_read(text: str, value: int) -> None:
 def test_a_text_of_which_json_would_have_a_word_stays_a_text() -> None:
     asked = read(f"Action=SendMessage&{URL}&MessageBody=null&MessageGroupId=null&MessageDeduplicationId=10")
     assert (asked.message_body, asked.message_group_id, asked.message_deduplication_id) == ("null", "null", "10")
+
+
+@given(
+    st.lists(st.sampled_from(["%C3%A9", "%", "%4", "%ff", "%5C", "\\", "\\x41", "+", "a", "u0041", "é"])).map("".join)
+)
+def test_a_text_is_unquoted_as_the_standard_library_does_it(text: str) -> None:
+    def heard() -> str | None:
+        try:
+            body: str = read(f"Action=SendMessage&{URL}&MessageBody={text}").message_body
+        except Refusal:
+            return None
+        return body
+
+    try:
+        wanted = unquote_to_bytes(text.replace("+", " ")).decode()
+    except UnicodeDecodeError:
+        assert heard() is None
+    else:
+        assert heard() == wanted
 
 
 def test_every_integer_of_an_input_is_known_as_one() -> None:

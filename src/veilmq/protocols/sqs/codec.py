@@ -23,10 +23,11 @@ from veilmq.protocols.sqs.auth import Verifier
 from veilmq.protocols.sqs.auth.authorize import authorized, not_granted
 from veilmq.protocols.sqs.call import Asked, Call, Form
 from veilmq.protocols.sqs.errors import Fault, Refusal
-from veilmq.protocols.sqs.forms import json_form, query_form
+from veilmq.protocols.sqs.forms import json_form, query_answers, query_form
 
 _ACCOUNTS_MAX: Final = 4_096
 _JSON: Final = Form.JSON  # an enum's member costs a search of its class each time
+_QUERY: Final = Form.QUERY
 
 
 class Throttle:
@@ -116,6 +117,10 @@ class Codec:
             body = call.row.json(call, outcomes)
             if body is not None:
                 return Response(200, json_form.CONTENT_TYPE, body, self._headers(call.request))
+        elif call.form is _QUERY:
+            written = query_answers.write_plain(call, outcomes, self._headers(call.request))
+            if written is not None:
+                return written
         try:
             result = call.row.answer(call, outcomes)
         except Refusal as refusal:
@@ -126,7 +131,7 @@ class Codec:
         headers = self._headers(call.request)
         if call.form is _JSON:
             return json_form.write(result, headers)
-        return query_form.write(call.operation, result, call.form, call.request.request_id, headers)
+        return query_answers.write(call.operation, result, call.form, call.request.request_id, headers)
 
     def refuse(self, status: int, reason: str, request: Request | None = None, request_id: str = "") -> Response:
         """A refusal by the listener or the server, in SQS's form; that of the request, if it was read that far."""
@@ -135,7 +140,7 @@ class Codec:
             fault = Fault("ServiceUnavailable", errors.SERVICE_UNAVAILABLE.shape, status, sender=status < 500)
         refusal = Refusal(fault, reason)
         if request is None:
-            return query_form.write_refusal(refusal, Form.QUERY, request_id, request_id_header(request_id))
+            return query_answers.write_refusal(refusal, Form.QUERY, request_id, request_id_header(request_id))
         if status == 413 and (target := request.headers.get(b"x-amz-target", b"")) in errors.TOO_LARGE:
             fault, text = errors.TOO_LARGE[target]
             refusal = Refusal(fault, f"{text} {reason}.")
@@ -157,7 +162,7 @@ class Codec:
             headers += ((b"allow", b"GET, POST, OPTIONS"),)  # RFC 9110, 15.5.6
         if form is _JSON:
             return json_form.write_refusal(refusal, headers)
-        return query_form.write_refusal(refusal, form, request.request_id, headers)
+        return query_answers.write_refusal(refusal, form, request.request_id, headers)
 
     def _headers(self, request: Request) -> json_form.Headers:
         headers = request_id_header(request.request_id)

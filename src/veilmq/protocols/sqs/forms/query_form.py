@@ -1,40 +1,27 @@
-"""The Query form: reads parameters of a form body or query string, writes XML.
+"""The Query form: reads the parameters of a form body or query string.
 
 Strategy: names such as `SendMessageBatchRequestEntry.2.MessageAttribute.1.Value.DataType` are folded into the tree that
 the JSON form would send, by one table of the lists and maps that the service model flattens; msgspec converts it to the
-operation's input.
-
-A response is written by one function for each result shape, as a joined string without a tree. Texts are escaped so
-that a client reads back exactly what was sent: a carriage return is written as a character reference, because a parser
-turns a bare one into a line feed and the body's MD5 fails (XML 1.0, 2.11). Source: SQS Developer Guide, "Making Query
-API requests"; AWS Query protocol.
+operation's input. A plain batch is read in one step before that (query_batches.py). Source: SQS
+Developer Guide, "Making Query API requests"; AWS Query protocol.
 """
 
 import re
-from base64 import b64encode
-from collections.abc import Callable
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-from veilmq.protocols import Bounded, Request, Response, address_used
-from veilmq.protocols.sqs import errors, forms, limits
+from veilmq.protocols import Bounded, Request, address_used
+from veilmq.protocols.sqs import errors, limits
 from veilmq.protocols.sqs.addresses import Endpoint
-from veilmq.protocols.sqs.call import Form, Operation, Result
+from veilmq.protocols.sqs.call import Operation
 from veilmq.protocols.sqs.errors import Refusal, invalid_value
-from veilmq.protocols.sqs.forms import (
-    AttributeValueOut,
-    Empty,
-    ListQueuesResult,
-    ListQueueTagsResult,
-    ReceiveMessageResult,
-)
+from veilmq.protocols.sqs.forms.query_batches import STARTS, read_batch
 from veilmq.protocols.sqs.operations import OPERATIONS
 
 CONTENT_TYPE: Final = b"application/x-www-form-urlencoded"
 
-Headers = tuple[tuple[bytes, bytes], ...]
 Tree = dict[Any, Any]
 _Place = tuple[int | None, tuple[Any, ...], Any]
 """Number of the batch entry or None; the path from there; the last step."""
@@ -43,11 +30,6 @@ _Pair = tuple[int | None, tuple[Any, ...], Any, str | int]
 
 _OF_THE_ACCOUNT: Final = frozenset({"CreateQueue", "ListQueues"})
 """Actions that are not sent to a queue's URL."""
-_XML: Final = b"text/xml"
-_JSON: Final = b"application/json"
-_ENCODE: Final = msgspec.json.Encoder().encode
-NAMESPACE: Final = f"http://queue.amazonaws.com/doc/{limits.API_VERSION}/"
-_NOT_XML: Final = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 _LISTS: Final = {
     "AttributeName": "AttributeNames",
@@ -118,6 +100,10 @@ def read(request: Request, endpoint: Endpoint) -> tuple[Operation, Any]:
         form = request.query + b"&" + form if form else request.query
     if not form:
         raise nothing_asked()
+    return (form.startswith(STARTS) and read_batch(form)) or _read(form, request, endpoint)
+
+
+def _read(form: bytes, request: Request, endpoint: Endpoint) -> tuple[Operation, Any]:
     tree = _tree(form)
     action = tree.get("Action")
     if action is None:
@@ -176,14 +162,15 @@ def _invalid_action(action: str) -> Refusal:
 
 def _tree(form: bytes) -> Tree:
     """The parameters as a tree like that of the JSON form."""
-    if form.count(b"&") >= limits.FORM_PAIRS_MAX:
+    pairs = form.split(b"&", limits.FORM_PAIRS_MAX)
+    if len(pairs) > limits.FORM_PAIRS_MAX:
         text = f"A request can have at most {limits.FORM_PAIRS_MAX} parameters."
         raise Refusal(errors.MALFORMED_QUERY_STRING, text)
     tree: Tree = {}
     entries: dict[int, Tree] = {}
-    deep = False
-    for pair in form.split(b"&"):
-        found = (_same.get(pair) if len(pair) <= _PAIR_BYTES_CACHED_MAX else None) or _read_pair(pair)
+    deep, known = False, _same.get
+    for pair in pairs:
+        found = (known(pair) if len(pair) <= _PAIR_BYTES_CACHED_MAX else None) or _read_pair(pair)
         if found is None:
             continue
         number, way, last, value = found
@@ -234,7 +221,12 @@ def _repeated(pair: bytes) -> Refusal:
 
 
 def _text(raw: bytes) -> str:
-    return unquote_to_bytes(raw.replace(b"+", b" ")).decode()
+    spaced = raw.replace(b"+", b" ")
+    try:  # with `\x3A` for `%3A` these are escapes of Python, which C reads
+        python = spaced.replace(b"\\", rb"\\").replace(b"%", rb"\x")
+        return python.decode("unicode_escape").encode("latin-1").decode()
+    except UnicodeDecodeError:  # a bare percent sign, which stays one, or bytes that are not UTF-8
+        return unquote_to_bytes(spaced).decode()
 
 
 def _learnt(raw: bytes) -> _Place:
@@ -301,189 +293,3 @@ def _map(member: str, elements: dict[int, Tree]) -> Tree:
             _fold(value)
         folded[key] = value
     return folded
-
-
-def write(operation: str, result: Result, form: Form, request_id: str, headers: Headers) -> Response:
-    """The response of a successful operation."""
-    if form is Form.QUERY:
-        return Response(200, _XML, _xml_answer(operation, result, request_id), headers)
-    named: Tree = {"ResponseMetadata": {"RequestId": request_id}}
-    if not isinstance(result, Empty):
-        named[f"{operation}Result"] = _json_result(result)
-    return Response(200, _JSON, _ENCODE({f"{operation}Response": named}), headers)
-
-
-def _json_result(result: Result) -> Any:
-    """The result with AWS's names: two lists in this form begin in lower case."""
-    if isinstance(result, ReceiveMessageResult):
-        return {"messages": _with_nulls(result.messages)}
-    if isinstance(result, ListQueuesResult):
-        return {"queueUrls": result.queue_urls or [], "nextToken": result.next_token}
-    if isinstance(result, ListQueueTagsResult):
-        return {"Tags": [{"Key": key, "Value": value} for key, value in (result.tags or {}).items()]}
-    return _with_nulls(result)
-
-
-def _with_nulls(value: Any) -> Any:
-    """All members of a shape, with null for missing values, and maps as lists of pairs, as in XML.
-
-    The form is undocumented, but responses of AWS have it, and users of API Gateway in front of a queue depend on it.
-    """
-    if isinstance(value, msgspec.Struct):
-        members = {
-            field.encode_name: _with_nulls(getattr(value, field.name)) for field in msgspec.structs.fields(value)
-        }
-        if isinstance(value, AttributeValueOut):
-            members |= {"StringListValues": None, "BinaryListValues": None}
-        return members
-    if isinstance(value, list):
-        return [_with_nulls(element) for element in value]
-    if isinstance(value, dict):
-        return [{"Name": name, "Value": _with_nulls(inside)} for name, inside in value.items()]
-    return value
-
-
-def write_refusal(refusal: Refusal, form: Form, request_id: str, headers: Headers) -> Response:
-    """An error."""
-    fault = refusal.fault
-    if fault is errors.UNKNOWN_OPERATION:
-        return Response(fault.status, _XML, b"<UnknownOperationException/>\n", headers)
-    blame = "Sender" if fault.sender else "Receiver"
-    message = errors.QUERY_WORDS.get(refusal.message, refusal.message)
-    if form is Form.QUERY_JSON:
-        error = {"Code": fault.code, "Message": message, "Type": blame}
-        return Response(fault.status, _JSON, _ENCODE({"Error": error, "RequestId": request_id}), headers)
-    body = _xml_error(blame, fault.code, message, request_id)
-    return Response(fault.status, _XML, body, headers)
-
-
-def _escape(text: str) -> str:
-    """The text as character data. AWS writes a carriage return as `&#xD;`, the only reference that the older JavaScript
-    SDK (3.200 to 3.300, Query form) reads (aws/aws-sdk-js-v3 #2362)."""
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("\r", "&#xD;")
-
-
-def _xml_answer(operation: str, result: Result, request_id: str) -> bytes:
-    """A complete response."""
-    write = _WRITERS.get(type(result))
-    inside = ""
-    if write is not None:
-        inside = write(operation, result)
-        inside = f"<{operation}Result>{inside}</{operation}Result>" if inside else f"<{operation}Result/>"
-    return (
-        f'<?xml version="1.0"?><{operation}Response xmlns="{NAMESPACE}">{inside}'
-        f"<ResponseMetadata><RequestId>{request_id}</RequestId></ResponseMetadata></{operation}Response>"
-    ).encode()
-
-
-def _xml_error(blame: str, code: str, message: str, request_id: str) -> bytes:
-    """A complete error response; characters of the message that XML cannot carry are replaced."""
-    text = _escape(_NOT_XML.sub("\ufffd", message))
-    return (
-        f'<?xml version="1.0"?><ErrorResponse xmlns="{NAMESPACE}"><Error><Type>{blame}</Type><Code>{code}</Code>'
-        f"<Message>{text}</Message><Detail/></Error><RequestId>{_escape(request_id)}</RequestId></ErrorResponse>"
-    ).encode()
-
-
-def _optional(name: str, text: str | None) -> str:
-    return "" if text is None else f"<{name}>{text}</{name}>"
-
-
-def _pairs(name: str, texts: dict[str, str] | None) -> str:
-    if not texts:
-        return ""
-    return "".join(f"<{name}><Name>{key}</Name><Value>{_escape(text)}</Value></{name}>" for key, text in texts.items())
-
-
-def _sent(operation: str, result: forms.SendMessageResult | forms.SendMessageBatchResultEntry) -> str:
-    return (
-        f"<MessageId>{result.message_id}</MessageId><MD5OfMessageBody>{result.md5_of_message_body}</MD5OfMessageBody>"
-        + _optional("MD5OfMessageAttributes", result.md5_of_message_attributes)
-        + _optional("MD5OfMessageSystemAttributes", result.md5_of_message_system_attributes)
-        + _optional("SequenceNumber", result.sequence_number)
-    )
-
-
-def _batch(operation: str, result: forms.BatchResult) -> str:
-    name = f"{operation}ResultEntry"
-    parts = []
-    for line in result.successful:
-        more = _sent(operation, line) if isinstance(line, forms.SendMessageBatchResultEntry) else ""
-        parts.append(f"<{name}><Id>{line.id}</Id>{more}</{name}>")
-    for failure in result.failed:
-        parts.append(
-            f"<BatchResultErrorEntry><Id>{failure.id}</Id><Code>{failure.code}</Code>"
-            f"<Message>{_escape(_NOT_XML.sub(_REPLACEMENT, failure.message))}</Message>"
-            f"<SenderFault>{'true' if failure.sender_fault else 'false'}</SenderFault></BatchResultErrorEntry>"
-        )
-    return "".join(parts)
-
-
-_REPLACEMENT: Final = "\ufffd"
-
-
-def _messages(operation: str, result: forms.ReceiveMessageResult) -> str:
-    return "".join(_message(message) for message in result.messages or ())
-
-
-def _message(message: forms.Message) -> str:
-    start = (
-        f"<Message><MessageId>{message.message_id}</MessageId><ReceiptHandle>{message.receipt_handle}</ReceiptHandle>"
-        f"<MD5OfBody>{message.md5_of_body}</MD5OfBody><Body>{_escape(message.body)}</Body>"
-    )
-    if message.attributes is None and message.message_attributes is None:
-        return start + "</Message>"
-    attributes = "".join(
-        f"<MessageAttribute><Name>{_escape(name)}</Name><Value>{_value(value)}</Value></MessageAttribute>"
-        for name, value in (message.message_attributes or {}).items()
-    )
-    digest = _optional("MD5OfMessageAttributes", message.md5_of_message_attributes)
-    return f"{start}{_pairs('Attribute', message.attributes)}{digest}{attributes}</Message>"
-
-
-def _value(value: forms.AttributeValueOut) -> str:
-    if value.string_value is not None:
-        content = f"<StringValue>{_escape(value.string_value)}</StringValue>"
-    else:
-        content = f"<BinaryValue>{b64encode(value.binary_value or b'').decode()}</BinaryValue>"
-    return f"{content}<DataType>{_escape(value.data_type)}</DataType>"
-
-
-def _tags(operation: str, result: forms.ListQueueTagsResult) -> str:
-    return "".join(
-        f"<Tag><Key>{_escape(key)}</Key><Value>{_escape(value)}</Value></Tag>"
-        for key, value in (result.tags or {}).items()
-    )
-
-
-def _tasks(operation: str, result: forms.ListMessageMoveTasksResult) -> str:
-    return "".join(_task(entry) for entry in result.results)
-
-
-def _task(entry: forms.MoveTaskEntry) -> str:
-    members = msgspec.to_builtins(entry)
-    inside = "".join(f"<{name}>{_escape(str(value))}</{name}>" for name, value in members.items())
-    return f"<ListMessageMoveTasksResultEntry>{inside}</ListMessageMoveTasksResultEntry>"
-
-
-def _url_elements(operation: str, result: forms.ListQueuesResult | forms.ListDeadLetterSourceQueuesResult) -> str:
-    urls = "".join(f"<QueueUrl>{_escape(url)}</QueueUrl>" for url in result.queue_urls or ())
-    return urls + _optional("NextToken", result.next_token)
-
-
-_WRITERS: Final[dict[type, Callable[[str, Any], str]]] = {
-    forms.SendMessageResult: _sent,
-    forms.BatchResult: _batch,
-    forms.ReceiveMessageResult: _messages,
-    forms.QueueUrlResult: lambda operation, result: f"<QueueUrl>{_escape(result.queue_url)}</QueueUrl>",
-    forms.ListQueuesResult: _url_elements,
-    forms.ListDeadLetterSourceQueuesResult: _url_elements,
-    forms.ListQueueTagsResult: _tags,
-    forms.StartMessageMoveTaskResult: lambda operation, result: _optional("TaskHandle", result.task_handle),
-    forms.CancelMessageMoveTaskResult: lambda operation, result: _optional(
-        "ApproximateNumberOfMessagesMoved", str(result.approximate_number_of_messages_moved)
-    ),
-    forms.ListMessageMoveTasksResult: _tasks,
-    forms.GetQueueAttributesResult: lambda operation, result: _pairs("Attribute", result.attributes),
-}
-"""Empty is not included: its response contains only metadata."""
