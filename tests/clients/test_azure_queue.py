@@ -263,7 +263,7 @@ def test_a_name_of_metadata_is_given_once(local: LocalServer, name: str, twice: 
     with socket.create_connection((where.hostname or "", where.port or 0)) as plain:
         plain.sendall(head.encode())
         answer = b"".join(iter(lambda: plain.recv(65_536), b""))
-    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert answer.startswith(b"HTTP/1.1 400 The metadata specified is invalid. ")
     assert b"<Code>InvalidMetadata</Code>" in answer
 
 

@@ -124,6 +124,7 @@ class Response(msgspec.Struct, gc=False):
     status: 200 to 599. With 204 and 304 neither body nor length is written; an answer to HEAD has the length alone.
     headers: further (name, value) pairs. A line break in one of them is a bug: the client gets a 500.
     close: ends the connection after this answer.
+    phrase: the reason phrase of the status line, one of a fixed set; empty: HTTP's own.
     """
 
     status: int
@@ -131,6 +132,7 @@ class Response(msgspec.Struct, gc=False):
     body: bytes
     headers: tuple[tuple[bytes, bytes], ...] = ()
     close: bool = False
+    phrase: bytes = b""
 
 
 def show(value: str) -> str:

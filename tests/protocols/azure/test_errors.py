@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from tests.protocols.azure.conftest import VERSION
+
 from veilmq.model.commands import Delete, Origin
 from veilmq.model.errors import VeilError, leaves
 from veilmq.model.instant import Instant
@@ -28,6 +30,8 @@ def test_faults_are_named_as_their_codes() -> None:
     for name, fault in FAULTS.items():
         words = "".join(part.title() for part in name.split("_"))
         assert fault.code.lower() == words.lower() or fault is errors.INVALID_TOKEN, name
+        assert fault.message.isascii()
+        assert fault.message.isprintable()
         assert fault.message.endswith(".")
 
 
@@ -66,6 +70,7 @@ def test_an_error_says_who_and_when(wire: Any) -> None:
     assert answer.headers["x-ms-version"] == "2026-10-06"
     assert answer.headers["x-ms-client-request-id"] == "mine"
     assert answer.response.content_type == b"application/xml"
+    assert answer.response.phrase == first.encode()
 
 
 def test_a_client_request_id_comes_back_if_it_is_short(wire: Any) -> None:
@@ -87,6 +92,7 @@ def test_a_malformed_version_is_not(wire: Any, version: str) -> None:
     refused = wire.ask("GET", "/?comp=list", version=version)
     assert (refused.status, refused.code) == (400, "InvalidHeaderValue")
     assert refused.text("HeaderName") == "x-ms-version"
+    assert "x-ms-version" not in refused.headers
 
 
 def test_without_a_version(wire: Any) -> None:
@@ -129,6 +135,7 @@ def test_wrong_verbs(wire: Any, verb: str) -> None:
 def test_unknown_operations(wire: Any, target: str, code: str, name: str) -> None:
     refused = wire.ask("GET", target)
     assert (refused.status, refused.code, refused.text("QueryParameterName")) == (400, code, name)
+    assert refused.headers["x-ms-version"] == VERSION
 
 
 def test_names_of_parameters_have_no_case(wire: Any) -> None:

@@ -96,12 +96,12 @@ class Codec:
     def refuse(self, status: int, reason: str, request: Request | None = None, request_id: str = "") -> Response:
         """A refusal by the listener or the server, in Azure's form."""
         fault = errors.HTTP_CODES.get(status, errors.SERVER_BUSY if status >= 500 else errors.INVALID_INPUT)
-        fault = errors.Fault(fault.code, status, reason)
         if request is None:
             body = write_error(fault.code, f"{reason}\nRequestId:{request_id}", {})
             headers = ((b"x-ms-request-id", request_id.encode()), (b"x-ms-error-code", fault.code.encode()))
             return Response(status, CONTENT_TYPE, body, headers)
-        return self._refused(Refusal(fault), request, None, None)
+        fault = errors.Fault(fault.code, status, fault.message)
+        return self._refused(Refusal(fault, message=reason), request, None, None)
 
     def failure(self, request: Request) -> Response:
         """The response to a failure of the server: 500, so that an SDK retries."""
@@ -188,10 +188,10 @@ class Codec:
         message = f"{refusal.message}\nRequestId:{request.request_id}"
         if wall is not None:
             message += f"\nTime:{print_iso(wall)[:-1]}.{wall % SECOND_US * 10:07d}Z"
-        code = refusal.fault.code
-        headers = _headers(request, asked, ((b"x-ms-error-code", code.encode()), *refusal.headers))
-        body = write_error(code, message, refusal.extra)
-        return Response(refusal.fault.status, CONTENT_TYPE, body, headers)
+        fault = refusal.fault
+        headers = _headers(request, asked, ((b"x-ms-error-code", fault.code.encode()), *refusal.headers))
+        body = write_error(fault.code, message, refusal.extra)
+        return Response(fault.status, CONTENT_TYPE, body, headers, phrase=fault.message.encode())
 
 
 def _version(request: Request, parameters: dict[str, str]) -> str:
@@ -258,8 +258,9 @@ def _finish(response: Response, asked: Asked) -> Response:
 def _headers(request: Request, asked: Asked | None, own: Headers) -> Headers:
     """All headers of a response with these own headers."""
     headers: Headers = (*own, (b"x-ms-request-id", request.request_id.encode()))
-    if asked is not None:
-        headers += ((b"x-ms-version", asked.version.encode()),)
+    version = request.headers.get(b"x-ms-version", b"").decode("latin-1") if asked is None else asked.version
+    if asked is not None or limits.VERSION.match(version):
+        headers += ((b"x-ms-version", version.encode()),)
     echoed = request.headers.get(b"x-ms-client-request-id")
     if echoed and len(echoed) <= limits.CLIENT_REQUEST_ID_CHARACTERS_MAX and _VISIBLE.fullmatch(echoed):
         headers += ((b"x-ms-client-request-id", echoed),)

@@ -81,7 +81,7 @@ class Answers:
         self._date = b""
         self._begins: dict[bytes, bytes] = {}
         """By a header's name (codecs use only a few): the bytes before its value."""
-        self._prefixes: dict[tuple[int, bytes | None], bytes] = {}
+        self._prefixes: dict[tuple[int, bytes | None, bytes], bytes] = {}
         self.tick()
 
     def tick(self) -> None:
@@ -93,9 +93,9 @@ class Answers:
     def write(self, response: Response, form: int) -> bytes:
         """The whole response. Raises ValueError if a header contains a line break."""
         status = response.status
-        prefix = self._prefixes.get((status, response.content_type))
+        prefix = self._prefixes.get((status, response.content_type, response.phrase))
         if prefix is None:
-            prefix = self._prefix(status, response.content_type)
+            prefix = self._prefix(status, response.content_type, response.phrase)
         own = response.headers
         if len(own) == 1:
             ((name, value),) = own
@@ -116,8 +116,8 @@ class Answers:
         begin = self._begins[name] = b"\r\n%b: " % name
         return begin
 
-    def _prefix(self, status: int, content_type: bytes | None) -> bytes:
-        prefix = b"HTTP/1.1 %d %b\r\nDate: %b" % (status, _PHRASES.get(status, b"Unknown"), self._date)
+    def _prefix(self, status: int, content_type: bytes | None, phrase: bytes) -> bytes:
+        prefix = b"HTTP/1.1 %d %b\r\nDate: %b" % (status, phrase or _PHRASES.get(status, b"Unknown"), self._date)
         if content_type is not None:
             if b"\n" in content_type or b"\r" in content_type:
                 raise ValueError(f"line break in the content type of an answer: {content_type!r}")
@@ -126,5 +126,5 @@ class Answers:
             prefix += b"\r\nContent-Length: "
         if len(self._prefixes) >= _PREFIXES_MAX:
             self._prefixes.clear()
-        self._prefixes[status, content_type] = prefix
+        self._prefixes[status, content_type, phrase] = prefix
         return prefix
