@@ -23,6 +23,8 @@ def test_a_message_goes_round(wire: Any) -> None:
     assert got.texts("QueueMessage/MessageText") == ["a <b> &\r\n\u00e9 \U0001f600"]
     assert got.texts("QueueMessage/MessageId") == [message]
     assert got.texts("QueueMessage/DequeueCount") == ["1"]
+    assert got.headers["cache-control"] == "no-cache"
+    assert "cache-control" not in put.headers
     (receipt,) = got.texts("QueueMessage/PopReceipt")
     assert wire.ask("DELETE", f"{queue}/messages/{message}?popreceipt={receipt}").status == 204
     again = wire.ask("DELETE", f"{queue}/messages/{message}?popreceipt={receipt}")

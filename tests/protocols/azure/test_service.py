@@ -281,7 +281,7 @@ class TestCors:
             ("", None),
             (
                 "*",
-                "x-ms-approximate-messages-count,x-ms-meta-colour,x-ms-request-id,x-ms-version,"
+                "x-ms-approximate-messages-count,x-ms-meta-colour,x-ms-request-id,x-ms-version,cache-control,"
                 "Content-Type,Content-Length,Date",
             ),
         ],

@@ -31,6 +31,9 @@ from veilmq.protocols.azure.operations.service import properties_from
 __all__ = ["Call", "Codec", "Endpoint"]
 
 _VISIBLE: Final = re.compile(rb"[ -~]*")
+_UNCACHED: Final = ((b"cache-control", b"no-cache"),)
+"""On each response to a GET: a SAS comes without the Authorization header that forbids a shared cache to store messages
+(RFC 9111, 3.5)."""
 
 
 def _no_plan(asked: Asked) -> "tuple[tuple[AnyCommand, ...], None]":
@@ -261,6 +264,8 @@ def _headers(request: Request, asked: Asked | None, own: Headers) -> Headers:
     version = request.headers.get(b"x-ms-version", b"").decode("latin-1") if asked is None else asked.version
     if asked is not None or limits.VERSION.match(version):
         headers += ((b"x-ms-version", version.encode()),)
+    if request.method in cors.CACHED:
+        headers += _UNCACHED
     echoed = request.headers.get(b"x-ms-client-request-id")
     if echoed and len(echoed) <= limits.CLIENT_REQUEST_ID_CHARACTERS_MAX and _VISIBLE.fullmatch(echoed):
         headers += ((b"x-ms-client-request-id", echoed),)
