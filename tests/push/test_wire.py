@@ -59,9 +59,12 @@ class Closing(Endpoint):
 
     requests_max = 1
     connections = 0
+    writer: asyncio.StreamWriter
+    """Of the latest connection."""
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
+        self.writer = writer
         taken = 0
         try:
             while request := await read_request(reader):
@@ -85,8 +88,15 @@ def test_a_kept_connection_that_was_closed_meanwhile_is_no_failure(play: Any) ->
                 await stage.publish(str(number))
                 await until(lambda n=number: len(endpoint.got) > n)  # type: ignore[misc]
             await stage.drained("s")
-            assert [each.detail.get("error") for each in stage.pushes()] == [None] * 5
             assert endpoint.connections == 5
+            # What comes without a request is no answer to the next one, neither as a failure nor as a success.
+            endpoint.requests_max = 2
+            for number, unasked in enumerate((b"HTTP/1.1 408 X\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n"), 5):
+                endpoint.writer.write(unasked)
+                await stage.publish(str(number))
+                await until(lambda n=number: len(stage.pushes()) > n)  # type: ignore[misc]
+                assert len(endpoint.got) == number + 1
+            assert [each.detail.get("error") for each in stage.pushes()] == [None] * 7
 
     play(test)
 

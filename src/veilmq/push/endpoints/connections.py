@@ -108,15 +108,31 @@ class Connections:
 
 
 class _Answers(ResponseHandler):
-    """What reads answers. aiohttp keeps any number of interim ones (RFC 9110, 15.2), on the loop of all ports."""
+    """What reads answers. aiohttp keeps any number of interim ones (RFC 9110, 15.2), on the loop of all ports, and
+    takes what came between two requests as the answer to the second, which RFC 9112, 9.2, forbids."""
 
     _interim = 0
+    _answered = False
+
+    def asked(self) -> None:
+        """A request follows."""
+        self._answered = False
+
+    def data_received(self, data: bytes) -> None:
+        """See `ResponseHandler`. Between two requests the connection is aborted: a load balancer may send a 408 before
+        it closes an idle one, and a 200 would count as the delivery of the next push."""
+        unasked = self._answered and (self._payload is None or self._payload.is_eof())
+        if not unasked or not data.strip(b"\r\n"):
+            super().data_received(data)
+        elif self.transport is not None:
+            self.transport.abort()
 
     def feed_data(self, data: tuple[RawResponseMessage, StreamReader], size: int = 0) -> None:
         """See `ResponseHandler`; called for each head of an answer."""
         if self._interim > _INTERIM_MAX:
             return  # the connection is being aborted
-        self._interim = self._interim + 1 if data[0].code < _FINAL else 0
+        self._answered = data[0].code >= _FINAL
+        self._interim = 0 if self._answered else self._interim + 1
         if self._interim <= _INTERIM_MAX:
             super().feed_data(data, size)
         elif self.transport is not None:
@@ -185,7 +201,8 @@ class _Connector(aiohttp.TCPConnector):
         """A connection of the pool or a new one. Raises what aiohttp's own `connect` raises."""
         connection = await super().connect(req, traces, timeout)
         protocol = connection.protocol
-        assert protocol is not None
+        assert isinstance(protocol, _Answers)
+        protocol.asked()
         _way.get().lead_over(connection, new=protocol not in self._met)
         self._met.add(protocol)
         return connection
