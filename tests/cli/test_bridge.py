@@ -287,6 +287,8 @@ def test_a_url_is_never_shown(run: Run, data: str) -> None:
     ended = run("bridge", data + "from", "sqs://key:s3cret@127.0.0.1:1/to?tls=0&retries=0")
     assert ended.code == 4
     assert ended.err.startswith("veilmq: TO: ")
+    connection_string = run("bridge", data + "from", "AccountName=name;AccountKey=s3cret")
+    assert connection_string.err == "veilmq: TO: must begin with veil://, sqs://, azure://, mns://, amqp://\n"
     assert "s3cret" not in ended.err
 
 

@@ -157,6 +157,9 @@ def test_an_endpoints_queues_are_created_at_another(run: Run, tmp_path: Path, ve
         brought = run("import", "large.json", "--to", where)
         assert brought.out == f"created {created} of 1 queues\n", brought
         assert "not brought: queue large: its limit of 1048576 bytes: a message has at most 65536 there" in brought.err
+    (tmp_path / "tagged.toml").write_text('[[queue]]\nname = "large"\ntags = { team = "shop" }\n')
+    tagged = run("import", "tagged.toml", "--to", of_azure)
+    assert tagged.err == "left alone: queue large exists with another value of the tag team\n"
 
 
 @pytest.mark.slow
