@@ -150,11 +150,12 @@ def members_of(answer: Any) -> Iterator[str]:
 
 @pytest.mark.slow
 def test_every_member_of_an_answer_is_on_the_page(veilmq_server: LocalServer) -> None:
-    """Of each GET, of a queue in which much has happened; those of `settings` are on a page of their own."""
+    """Of each GET, of a queue in which much has happened, and of the calls by which it did; those of `settings` are on
+    a page of their own."""
     token = (veilmq_server.process.data / "admin-token").read_text().strip()
     where, members = {"account": "000000000000", "region": "us-east-1", "name": "orders.fifo"}, set[str]()
     with httpx.Client(base_url=veilmq_server.admin_url, headers={"Authorization": f"Bearer {token}"}) as server:
-        where |= lived(server, QUEUE.format_map(where))
+        where |= lived(server, QUEUE.format_map(where), members)
         asked = {
             "v1/queues": {"minutes": "5"},
             "v1/messages": {"deduplication_id": "one"},
@@ -170,11 +171,14 @@ def test_every_member_of_an_answer_is_on_the_page(veilmq_server: LocalServer) ->
     assert members - quoted(ADMIN) == set()
 
 
-def lived(server: httpx.Client, queue: str) -> dict[str, str]:
-    """Make a queue in which much happens; the message in flight, when it was sent, and a job."""
+def lived(server: httpx.Client, queue: str, answered: set[str]) -> dict[str, str]:
+    """Make a queue in which much happens; the message in flight, when it was sent, and a job. answered: gets the
+    members of all answers."""
 
     def done(method: str, path: str, **members: Any) -> Any:
-        return server.request(method, path, json=members).raise_for_status().json()
+        answer = server.request(method, path, json=members).raise_for_status().json()
+        answered.update(members_of(answer))
+        return answer
 
     dead = queue.replace("orders", "dead")
     done("PUT", dead, fifo=True)
@@ -188,6 +192,7 @@ def lived(server: httpx.Client, queue: str) -> dict[str, str]:
     done("PUT", f"{queue}/templates", name="t", message={"body": "x"})
     done("PUT", f"{queue}/plan", lease_us=5_000_000)
     done("POST", f"{dead}/move")
+    done("POST", f"{dead}/purge")
     job = done("POST", "/api/v1/jobs", act="release", queue="orders.fifo")
     return {"message": held["id"], "sent": str(held["sent"]), "job": job["id"]}
 
