@@ -228,8 +228,19 @@ def test_a_redrive_policy_needs_its_count(served: Any, client: Any, url: str) ->
 def test_what_is_wrong_with_a_message_attribute(
     served: Any, client: Any, url: str, name: str, value: dict[str, str], words: str
 ) -> None:
-    given = {"QueueUrl": url, "MessageBody": "x", "MessageAttributes": {name: value}}
-    assert served.refused(client.send_message, **given) == ("InvalidParameterValue", words)
+    message = {"MessageBody": "x", "MessageAttributes": {name: value}}
+    assert served.refused(client.send_message, QueueUrl=url, **message) == ("InvalidParameterValue", words)
+    # ruby-shoryuken/shoryuken #769, lumigo-io/lumigo-CLI #94, nulib/meadow #3349: a list, though it is empty, and the
+    # whole batch.
+    code, words = "AWS.SimpleQueueService.UnsupportedOperation", "Message attribute list values in {} operation are not"
+    empty = "BinaryListValues" if name else "StringListValues"
+    lists = {"DataType": "String", "StringValue": "v", empty: []}
+    message["MessageAttributes"] = {"a": lists}
+    found = served.refused(client.send_message, QueueUrl=url, **message)
+    assert found == (code, words.format("SendMessage") + " supported.")
+    entries = [{"Id": "1", "MessageBody": "x"}, {"Id": "2", **message}]
+    found = served.refused(client.send_message_batch, QueueUrl=url, Entries=entries)
+    assert found == (code, words.format("SendMessageBatch") + " supported.")
     assert counts(client, url) == (0, 0, 0)
 
 

@@ -171,7 +171,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     (
         "send_message",
         {**SEND, "MessageAttributes": {"a": {"DataType": "String", "StringValue": "v", "StringListValues": ["v"]}}},
-        BAD,
+        "AWS.SimpleQueueService.UnsupportedOperation",
     ),
     ("send_message", {**SEND, "MessageSystemAttributes": {"Other": {"DataType": "String", "StringValue": "v"}}}, BAD),
     ("send_message", trace("1", kind="Number"), BAD),

@@ -345,17 +345,20 @@ REACHED: dict[str, Reach] = {
     ),
 }
 """How an error is reached, whatever the operation."""
+LISTS = {"a": {"DataType": "String", "StringValue": "v", "StringListValues": ["v"]}}
 REACHED_BY: dict[tuple[str, str], Reach] = {
     ("AddPermission", "OverLimit"): _changed(Actions=["SendMessage"] * 8),
     ("ReceiveMessage", "OverLimit"): _full,
     ("SetQueueAttributes", "OverLimit"): _many_statements,
     ("CancelMessageMoveTask", "UnsupportedOperation"): _finished,
+    ("SendMessage", "UnsupportedOperation"): _changed(MessageAttributes=LISTS),
+    ("SendMessageBatch", "UnsupportedOperation"): _batch(1, MessageAttributes=LISTS),
 }
 NO_CASE = "every operation is carried out on every queue; AWS names no case"
 NO_URL = "the operation names no queue URL that could be invalid"
 NEVER: dict[tuple[str, str], str] = {
     ("DeleteMessage", "InvalidIdFormat"): "deprecated by AWS; ReceiptHandleIsInvalid is answered, as AWS does today",
-    **{(name, "UnsupportedOperation"): NO_CASE for name in GIVEN if name != "CancelMessageMoveTask"},
+    **{(name, "UnsupportedOperation"): NO_CASE for name in GIVEN if (name, "UnsupportedOperation") not in REACHED_BY},
     **{
         (name, "InvalidAddress"): NO_URL
         for name in (

@@ -90,8 +90,8 @@ def _attribute(name: str, value: AttributeValue) -> Attribute:
             "prefixes: Binary, Number, String."
         )
     check_text(kind, f"message attribute '{name}' type")
-    if value.string_list_values or value.binary_list_values:
-        raise _refused(f"Message attribute list values in SendMessage operation are not supported: '{name}'.")
+    if value.string_list_values is not None or value.binary_list_values is not None:
+        raise lists_refused("SendMessage")
     content = value.binary_value if logical == "Binary" else value.string_value
     other = value.string_value if logical == "Binary" else value.binary_value
     if other and content:  # some clients also send an empty one
@@ -106,6 +106,12 @@ def _attribute(name: str, value: AttributeValue) -> Attribute:
         if logical == "Number":
             _check_number(name, content)
     return Attribute(name, kind, content)
+
+
+def lists_refused(operation: str) -> Refusal:
+    """The refusal of a list, even if it is empty (ruby-shoryuken/shoryuken #769, nulib/meadow #3349)."""
+    text = f"Message attribute list values in {operation} operation are not supported."
+    return Refusal(errors.UNSUPPORTED_OPERATION, text)
 
 
 def _check_number(name: str, text: str) -> None:

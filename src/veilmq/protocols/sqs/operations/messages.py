@@ -58,6 +58,7 @@ from veilmq.protocols.sqs.operations.message_attributes import (
     attributes_md5,
     body_md5,
     check_body,
+    lists_refused,
     message_attributes,
     show_more,
     trace_header,
@@ -111,6 +112,8 @@ def plan_send_batch(asked: Asked, given: SendMessageBatchInput) -> Plan:
             # AWS refuses such a batch as a whole, and with another code than a single message (aws/aws-sdk-java #1316,
             # ruby-shoryuken/shoryuken #470).
             raise Refusal(errors.INVALID_PARAMETER_VALUE, missing("MessageGroupId").message)
+        if any(entry.refusal and entry.refusal.fault is errors.UNSUPPORTED_OPERATION for entry in entries):
+            raise lists_refused("SendMessageBatch")  # AWS refuses this batch as a whole, too (lumigo-io/lumigo-CLI #94)
         # Refused entries count towards the size of the batch.
         lengths = {entry.id: _length_bytes(entry) for entry in given.entries or ()}
         total_bytes += sum(lengths[entry.id] for entry in entries if entry.refusal is not None)
@@ -232,9 +235,7 @@ def _send(given: MessageInput, queue: QueueKey, fifo: bool, origin: Origin, trac
         size_bytes += attributes_bytes
     if size_bytes > limits.MESSAGE_BYTES_MAX:
         raise errors.too_long(limits.MESSAGE_BYTES_MAX)
-    delay_us = None
-    if given.delay_seconds is not None:
-        delay_us = _delay_us(given.delay_seconds, fifo)
+    delay_us = None if given.delay_seconds is None else _delay_us(given.delay_seconds, fifo)
     return Send(
         queue=queue,
         origin=origin,
