@@ -59,7 +59,10 @@ def delete(sqs: Any, url: str, *messages: dict[str, Any]) -> None:
     assert len(sqs.delete_message_batch(QueueUrl=url, Entries=entries)["Successful"]) == len(messages)
 
 
-NOT_RETRYABLE = "The receiveRequestAttemptId is not valid anymore since the receive call is not retryable."
+NOT_RETRYABLE = (
+    "Value try for parameter ReceiveRequestAttemptId is invalid. Reason: "
+    "The receiveRequestAttemptId is not valid anymore since the receive call is not retryable."
+)
 
 
 def refused(call: Any, **given: Any) -> tuple[str, str]:

@@ -170,7 +170,10 @@ SAID = [
         InFlightFull(queue="jobs", limit=120_000),
         "OverLimit",
         403,
-        "The maximum number of in flight messages is reached: 120000.",
+        (
+            "Too many messages have been received without being deleted. Please delete your received messages or let "
+            "them timeout before receiving more."
+        ),
     ),
     (
         "create_queue",

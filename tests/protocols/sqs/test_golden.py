@@ -161,6 +161,10 @@ def test_errors() -> None:
             (b"x-amzn-query-error", b"AWS.SimpleQueueService.NonExistentQueue;Sender"),
         ),
     )
+    # Errors that the model lacks are in another namespace: http4k/http4k #1336, brefphp/laravel-bridge #154.
+    for given, shape in ((b"", b"MissingRequiredParameter"), (b',"MaxNumberOfMessages":0', b"InvalidParameterValue")):
+        _, answer = json("ReceiveMessage", f'{{"QueueUrl":"{URL if given else ""}"{given.decode()}}}')
+        assert answer.body.startswith(b'{"__type":"com.amazon.coral.service#%bException",' % shape)
     _, answer = query(b"Action=PurgeQueue", ERROR, target=b"/000000000000/q")
     assert answer == Response(
         400,

@@ -95,6 +95,8 @@ def test_an_attempt_id_whose_message_was_deleted(served: Any, client: Any) -> No
     (message,) = client.receive_message(QueueUrl=url, ReceiveRequestAttemptId="try")["Messages"]
     client.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
     found = served.refused(client.receive_message, QueueUrl=url, ReceiveRequestAttemptId="try")
-    words = "The receiveRequestAttemptId is not valid anymore since the receive call is not retryable."
+    reason = "The receiveRequestAttemptId is not valid anymore since the receive call is not retryable."
+    # awslabs/amazon-sqs-java-messaging-lib #101
+    words = f"Value try for parameter ReceiveRequestAttemptId is invalid. Reason: {reason}"
     assert found == ("InvalidParameterValue", words)
     assert [each["Body"] for each in client.receive_message(QueueUrl=url)["Messages"]] == ["b"]

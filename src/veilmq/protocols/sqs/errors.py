@@ -87,8 +87,9 @@ RESOURCE_NOT_FOUND: Final = _model("ResourceNotFoundException", status=404)
 TOO_MANY_ENTRIES: Final = _model("TooManyEntriesInBatchRequest", _PREFIX + "TooManyEntriesInBatchRequest")
 UNSUPPORTED_OPERATION: Final = _model("UnsupportedOperation", _PREFIX + "UnsupportedOperation")
 
-INVALID_PARAMETER_VALUE: Final = _model("InvalidParameterValueException", "InvalidParameterValue")
-MISSING_PARAMETER: Final = _model("MissingRequiredParameterException", "MissingParameter")
+# The namespaces of both as in replies of AWS (http4k/http4k #1336, brefphp/laravel-bridge #154): the model lacks them.
+INVALID_PARAMETER_VALUE: Final = _common("InvalidParameterValueException", "InvalidParameterValue", 400)
+MISSING_PARAMETER: Final = _common("MissingRequiredParameterException", "MissingParameter", 400)
 
 ACCESS_DENIED: Final = _common("AccessDeniedException", "AccessDenied", 403)
 INCOMPLETE_SIGNATURE: Final = _common("IncompleteSignatureException", "IncompleteSignature", 400)
@@ -130,7 +131,7 @@ HTTP_FAULTS: Final = {
 _NOT_READ: Final = "The request is longer than this server reads:"
 TOO_LARGE: Final = {
     b"AmazonSQS.SendMessage": (
-        Fault("InvalidParameterValue", _SQS + "InvalidParameterValueException", 413),
+        _common("InvalidParameterValueException", "InvalidParameterValue", 413),
         f"One or more parameters are invalid. Reason: {_NOT_READ}",
     ),
     b"AmazonSQS.SendMessageBatch": (
@@ -221,6 +222,11 @@ NO_ACTION: Final = "Please refer to the appropriate WSDL for a list of valid act
 """The reason for an unknown action name."""
 _NOT_AVAILABLE: Final = "Message does not exist or is not available for visibility timeout change."
 _NOT_RETRYABLE: Final = "The receiveRequestAttemptId is not valid anymore since the receive call is not retryable."
+_TOO_MANY_RECEIVED: Final = (
+    "Too many messages have been received without being deleted. Please delete your received messages or let them "
+    "timeout before receiving more."
+)
+"""AWS's words (Cbsoftware/pressureNET-server #74)."""
 _NO_TARGET: Final = "Dead letter target does not exist."
 _TOTAL: Final = (
     f"Total VisibilityTimeout for the message is beyond the limit [{limits.LEASE_TOTAL_SECONDS_MAX} seconds]"
@@ -350,13 +356,13 @@ _TABLE: Final[dict[type[VeilError], Callable[[Any, AnyCommand], Refusal]]] = {
         ),
         lambda error, command: Refusal(UNSUPPORTED_OPERATION, f"{error}."),
     ),
-    errors.AttemptNotRetryable: lambda error, command: Refusal(INVALID_PARAMETER_VALUE, _NOT_RETRYABLE),
+    errors.AttemptNotRetryable: lambda error, command: invalid_value(
+        "ReceiveRequestAttemptId", error.attempt_id, _NOT_RETRYABLE
+    ),
     errors.LeaseExpired: _lease_expired,
     errors.LeaseTaken: _message_gone,
     errors.MessageGone: _message_gone,
-    errors.InFlightFull: lambda error, command: Refusal(
-        OVER_LIMIT, f"The maximum number of in flight messages is reached: {error.limit}."
-    ),
+    errors.InFlightFull: lambda error, command: Refusal(OVER_LIMIT, _TOO_MANY_RECEIVED),
     errors.MovesFull: lambda error, command: Refusal(
         OVER_LIMIT, f"The maximum number of active message movement tasks of an account is reached: {error.limit}."
     ),
