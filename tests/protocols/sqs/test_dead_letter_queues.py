@@ -184,7 +184,8 @@ class TestMoveTasks:
         url = create(client, "jobs", "dead")
         dead_letter(served, client, url, "1", "2", "3")
         started_ms = served.clock.now // 1_000
-        handle = client.start_message_move_task(SourceArn=arn("dead"))["TaskHandle"]
+        # "If this field is left blank, the messages will be redriven back to their respective original source queues."
+        handle = client.start_message_move_task(SourceArn=arn("dead"), DestinationArn="")["TaskHandle"]
         assert task(client) == {
             "TaskHandle": handle,
             "Status": "RUNNING",

@@ -64,7 +64,7 @@ def plan_start(asked: Asked, given: StartMessageMoveTaskInput) -> Plan:
     """StartMessageMoveTask."""
     source = _queue(asked, "SourceArn", given.source_arn)
     destination = None
-    if given.destination_arn is not None:
+    if given.destination_arn:  # "If this field is left blank, the messages will be redriven back"
         destination = _queue(asked, "DestinationArn", given.destination_arn)
         if destination.account != source.account:
             raise invalid_value("DestinationArn", given.destination_arn, "It must be of the same account.")
