@@ -49,15 +49,12 @@ def write(operation: str, result: Result, form: Form, request_id: str, headers: 
 
 def _xml_response(operation: str, inside: str | None, request_id: str, headers: Headers) -> Response:
     """The response around the result's elements; None: the operation has no result."""
-    shown = (
-        ""
-        if inside is None
-        else f"<{operation}Result>{inside}</{operation}Result>"
-        if inside
-        else f"<{operation}Result/>"
-    )
+    if inside:
+        inside = f"<{operation}Result>{inside}</{operation}Result>"
+    elif inside is not None:
+        inside = f"<{operation}Result/>"
     body = (
-        f'<?xml version="1.0"?><{operation}Response xmlns="{NAMESPACE}">{shown}'
+        f'<?xml version="1.0"?><{operation}Response xmlns="{NAMESPACE}">{inside or ""}'
         f"<ResponseMetadata><RequestId>{request_id}</RequestId></ResponseMetadata></{operation}Response>"
     )
     return Response(200, _XML, body.encode(), headers)
