@@ -141,11 +141,18 @@ class Clustered:
         """To whom somebody wanted a hand-over."""
         self.answers = True
         """Whether PostgreSQL does."""
+        self.alone = False
+        """Whether the other servers have gone."""
 
     async def report(self) -> ClusterReport:
+        others_s = 3_600.0 if self.alone else 0.2
         servers = [
-            Registered(name, f"{name}:9327", "0.1.0", 10, 10, 10, record, role, role == "drained", 0.2)
-            for name, record, role in (("one", 100, "owner"), ("<two>", 98, "follower"), ("three", 100, "drained"))
+            Registered(name, f"{name}:9327", "0.1.0", 10, 10, 10, record, role, role == "drained", seen_s)
+            for name, record, role, seen_s in (
+                ("one", 100, "owner", 0.2),
+                ("<two>", 98, "follower", others_s),
+                ("three", 100, "drained", others_s),
+            )
         ]
         status = Status(
             incarnation=UUID(int=1), format=10, owner="one", address="one:9327", epoch=7, lease_s=3.0, renewed_s=0.4,

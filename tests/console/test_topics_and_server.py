@@ -178,10 +178,16 @@ def test_the_cluster_is_shown_and_handed_over_once(server: Any, api: Api, visito
     assert events[0]["detail"]["id"] == fields["once"]
     refused = visitor.post("/console/cluster/handover", data=fields | {"once": "0" * 32, "to": "three"})
     assert (refused.status_code, cluster.asked) == (400, ["<two>"])
-    assert "may own the queues" in refused.text
-    for _ in range(2):  # the second one repeats the first
+    assert "server three is drained: name another one" in refused.text
+    for cluster.alone in (False, True):  # the second one repeats the first, though no server could take the queues now
         asked = api.client.post("/api/v1/cluster/handover", json={}, headers={"Idempotency-Key": "mine"})
         assert asked.json() == {"asked": True, "to": ""}
+    for _ in range(2):  # nothing is kept of a refused one
+        asked = api.client.post("/api/v1/cluster/handover", json={}, headers={"Idempotency-Key": "another"})
+        message = "no other server could own the queues: start one, or undrain one"
+        assert (asked.status_code, asked.json()["message"]) == (400, message)
+    asked = api.client.post("/api/v1/cluster/handover", json={"to": "one"}, headers={"Idempotency-Key": "mine"})
+    assert asked.status_code == 422
     assert cluster.asked == ["<two>", ""]
     cluster.answers = False
     assert "PostgreSQL does not answer" in plain(visitor.get("/console/cluster").text)

@@ -245,18 +245,13 @@ def ask_to_hand_over(session: Session, to: str, *, doubted: bool = False, anew: 
     servers'. anew: if there is no other server, the owner may take over from itself. Raises Unfit if that server, or no
     other one, could own the queues; psycopg's errors."""
     found, shard = servers(session), look(session)
-    if to:
-        wanted = _named(found, to)
-        if wanted.drained or not wanted.is_running:
-            why = "drained" if wanted.drained else f"not running, it was seen {wanted.seen_s:.0f} s ago"
-            raise Unfit(f"server {to} is {why}: name another one")
-        if to == shard.owner and shard.holder is not None and not doubted:
-            return shard.epoch  # it owns the queues already
-    elif not any(each.is_running for each in found):
+    if not to and not any(each.is_running for each in found):
         refuse_moved(shard)
         raise Unfit("no server of this cluster is running: start one")
-    elif not anew and not another(found, shard.owner):
-        raise Unfit("no other server could own the queues: start one, or undrain one")
+    if (to or not anew) and (why := _untakeable(found, shard.owner, to)):
+        raise Unfit(why)
+    if to and to == shard.owner and shard.holder is not None and not doubted:
+        return shard.epoch  # it owns the queues already
     [(epoch,)] = session.execute(_ASK, (f"{to}{DOUBTED}" if doubted else to, SHARD))
     return int(epoch)
 
@@ -264,6 +259,18 @@ def ask_to_hand_over(session: Session, to: str, *, doubted: bool = False, anew: 
 def another(found: Sequence[Registered], name: str) -> bool:
     """Whether a server other than the one of that name could own the queues."""
     return any(each.name != name and each.is_running and not each.drained for each in found)
+
+
+def _untakeable(found: Sequence[Registered], owner: str, to: str) -> str:
+    if not to:
+        return "" if another(found, owner) else "no other server could own the queues: start one, or undrain one"
+    wanted = {each.name: each for each in found}.get(to)
+    if wanted is None:
+        return _unknown(found, to)
+    if wanted.drained or not wanted.is_running:
+        why = "drained" if wanted.drained else f"not running, it was seen {wanted.seen_s:.0f} s ago"
+        return f"server {to} is {why}: name another one"
+    return ""
 
 
 def _refuse_old(found: Sequence[Registered], wanted: int) -> None:
@@ -279,11 +286,12 @@ def _named(found: Sequence[Registered], name: str) -> Registered:
     for each in found:
         if each.name == name:
             return each
-    raise Unfit(
-        f"there is no server {name}: name one of {', '.join(each.name for each in found)}"
-        if found
-        else "no server has joined yet"
-    )
+    raise Unfit(_unknown(found, name))
+
+
+def _unknown(found: Sequence[Registered], name: str) -> str:
+    names = ", ".join(each.name for each in found)
+    return f"there is no server {name}: name one of {names}" if found else "no server has joined yet"
 
 
 class Standby(msgspec.Struct):
@@ -334,10 +342,9 @@ class Status(msgspec.Struct, kw_only=True):
         """The one of that name."""
         return next((each for each in self.servers if each.name == name), None)
 
-    @property
-    def has_another(self) -> bool:
-        """Whether a server other than the owner could own the queues."""
-        return another(self.servers, self.owner)
+    def untakeable(self, to: str) -> str:
+        """Why that server, or with an empty name any but the owner, could not own the queues; empty: it could."""
+        return _untakeable(self.servers, self.owner, to)
 
     @property
     def confirming(self) -> int:

@@ -480,7 +480,7 @@ class Engine:
 
 def _deleted_queues(command: AnyCommand, outcome: Outcome) -> list[QueueKey]:
     """The queue that a call deleted, also if an operator asked for it."""
-    if type(command) is Operate and type(outcome) is Operated and outcome.outcomes:
+    if type(command) is Operate and type(outcome) is Operated and command.commands and outcome.outcomes:
         command, outcome = command.commands[0], outcome.outcomes[0]
     return [command.queue] if type(command) is DeleteQueue and type(outcome) is QueueDeleted else []
 

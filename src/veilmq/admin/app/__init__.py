@@ -263,16 +263,13 @@ class ClusterRoutes:
         wanted = inputs.decode(await answers.body_of(request) or b"{}", HandOverInput)
         cluster = self._cluster()
         found = (await cluster.report()).status
-        server = None if found is None else found.server(wanted.to)
-        if wanted.to and found is not None and (server is None or server.drained or not server.is_running):
-            raise ParameterInvalid(parameter="to", reason="must be a running server that may own the queues")
-        if not wanted.to and found is not None and not found.has_another:
-            raise ParameterInvalid(parameter="to", reason="no other server could own the queues: start one")
+        why_not = "" if found is None else found.untakeable(wanted.to)
         asked = operator.Asked("hand_over", "cluster", wanted)
-        _, headers = await answers.carry_out(
-            request, self._service.shell, asked, [Share(name=_HANDOVER, value=wanted.to.encode(), replaces=True)]
-        )
+        share = Share(name=_HANDOVER, value=wanted.to.encode(), replaces=True)
+        _, headers = await answers.carry_out(request, self._service.shell, asked, [] if why_not else [share])
         if not headers:
+            if why_not:
+                raise ParameterInvalid(parameter="to", reason=why_not)
             try:
                 await cluster.hand_over(wanted.to)
             except StoreFailed as error:

@@ -71,6 +71,8 @@ def operate(writer: Writer, command: Operate, run: Callable[[AnyCommand], Outcom
         kept = writer.read_one(_FIND, (command.origin.principal, command.id, writer.now - KEPT_US))
         if kept is not None:
             return _repeated(command, *kept)
+    if not command.commands:
+        return Operated([])
     start, before = len(writer.events), _incarnation(writer, command)
     outcomes = [run(each) for each in command.commands]
     if not any(map(_changed, outcomes)):
