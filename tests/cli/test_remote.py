@@ -115,6 +115,8 @@ def test_long_lines_go_in_smaller_batches(veilmq: Run) -> None:
         (("quarantine", "drop", "orders", "x", "--yes"), "MESSAGE_ID: 32 hexadecimal digits, or a UUID, are needed"),
         (("jobs", "show", "xyz"), "JOB_ID: "),
         (("workers", "--messages", "x"), "Invalid value for '--messages': 'x' is not a valid whole number."),
+        (("workers", "--messages", "21"), "--messages: expected 0 to 20, not 21"),
+        (("events", "--last", "0"), "--last: expected at least 1, not 0"),
     ],
 )
 def test_a_wrong_option_is_named(veilmq: Run, arguments: tuple[str, ...], told: str) -> None:

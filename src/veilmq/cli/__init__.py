@@ -7,7 +7,10 @@ the ones on a directory are in directory.py.
 """
 
 import os
-from functools import cache
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache, partial
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -101,9 +104,20 @@ _NUMBERS: Final = {"int": "whole number", "int range": "whole number", "float": 
 
 def _name_numbers(command: Any) -> None:
     for each in command.params:
+        if each.type.name.endswith(" range"):
+            each.type.convert = partial(_in_range, each.type.convert, each.type.min, each.type.max)
         each.type.name = _NUMBERS.get(each.type.name, each.type.name)
     for below in getattr(command, "commands", {}).values():
         _name_numbers(below)
+
+
+def _in_range(convert: Callable[..., Any], least: int, most: int | None, text: Any, option: Any, context: Any) -> Any:
+    """What typer makes of a number. Raises Failure, in the words of other options, for one that is out of range."""
+    with suppress(ValueError):  # no number: typer says so
+        if not least <= float(text) <= (inf if most is None else most):
+            expected = f"at least {least}" if most is None else f"{least} to {most}"
+            raise Failure(Exit.USAGE, f"{option.opts[-1]}: expected {expected}, not {text}")
+    return convert(text, option, context)
 
 
 def main() -> None:
