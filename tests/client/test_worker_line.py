@@ -75,7 +75,7 @@ class TestReady:
         while len(looks) < len(takers):
             threading.Event().wait(0.001)
         for number in range(len(takers)):
-            assert ready.reserve(1, timeout=WAIT_S) == 1
+            assert ready.reserve(1) == 1
             ready.put([Item(number, None)])
             assert ready.wait_until_free(WAIT_S)
         for taker in takers:
@@ -87,9 +87,15 @@ class TestReady:
         ready: Ready[Item] = Ready(3)
         assert ready.reserve(2) == 2
         assert ready.reserve(5) == 1
-        assert ready.reserve(1, timeout=0) == 0
+        reserved: list[int] = []
+        waiting = threading.Thread(target=lambda: reserved.append(ready.reserve(5)), daemon=True)
+        waiting.start()
+        while waiting.is_alive() and not ready._less._waiters:
+            threading.Event().wait(0.001)
+        assert reserved == []
         ready.unreserve(1)
-        assert ready.reserve(5) == 1
+        waiting.join(WAIT_S)
+        assert reserved == [1]
         assert ready.put([Item(1, None)])
         assert ready.in_hand == 1
         ready.done(ready.take(1))

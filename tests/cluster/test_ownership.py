@@ -43,7 +43,7 @@ class TestLease:
             until(lambda: blocked(cluster))
             clock.advance(1_000_000)
         renewal.result(10)
-        assert owner.lease_until_ns == sent + LEASE_US * 1_000
+        assert owner._until_ns == sent + LEASE_US * 1_000
         assert owner.holds()
         clock.advance(LEASE_US - 1_000_000)
         assert not owner.holds()
@@ -59,7 +59,7 @@ class TestLease:
             until(lambda: blocked(cluster))
             clock.advance(200_000)
         owner = taken.result(10)
-        assert owner.lease_until_ns == sent + LEASE_US * 1_000  # type: ignore[attr-defined]
+        assert owner._until_ns == sent + LEASE_US * 1_000
 
     def test_is_waited_for_from_after_it_was_seen(self, cluster: Cluster) -> None:
         cluster.owner("one", Clock())
@@ -241,7 +241,7 @@ class TestLease:
     def test_is_not_extended_by_a_renewal_that_no_standby_confirmed(self, cluster: Cluster) -> None:
         clock = Clock()
         owner = cluster.owner("one", clock)
-        until_ns = owner.lease_until_ns
+        until_ns = owner._until_ns
         clock.advance(1_000_000)
         with cluster.pair.standby_stopped():
             renewal = begin(lambda: owner.renew(Instant(1)))
@@ -250,9 +250,9 @@ class TestLease:
             cluster.pair.primary.query("select pg_cancel_backend(%s)", pid)
             with pytest.raises(Uncertain):
                 renewal.result(10)
-        assert owner.lease_until_ns == until_ns
+        assert owner._until_ns == until_ns
         owner.renew(Instant(2))
-        assert owner.lease_until_ns == until_ns + 1_000_000_000
+        assert owner._until_ns == until_ns + 1_000_000_000
 
 
 class TestTakeOver:

@@ -320,7 +320,7 @@ def test_second_runs_after_crashes_show_whose_the_length_of_work_is(keeps: bool)
     arrivals = [4.0 * number for number in range(1_000)]
     work = Work(None, arrivals, lambda draw, count: draw.lognormal(np.log(8), 0.6, count), 1 / 60, keeps)
     rows, _ = sketched([work], Under(300, receives_max=20), 1)
-    chance = Facts(rows, lambda sample: sample.crashes_per_second).own_chances[0]
+    chance = Facts(rows, lambda sample: sample.crashes_per_second)._kinds[0].own_chance
     assert chance > 0.9 if keeps else chance < 0.1
 
 

@@ -384,14 +384,9 @@ class Ownership(Connected):
         """Why this server is no owner any more; None: it may be one."""
         return self._lost
 
-    @property
-    def lease_until_ns(self) -> int:
-        """The boot clock's reading at which the lease ends. What is answered without an append is evaluated first, and
-        delivered only if the clock, read after that, is below this."""
-        return self._until_ns
-
     def holds(self) -> bool:
-        """Whether the lease runs at this moment."""
+        """Whether the lease runs at this moment. What is answered without an append is evaluated first, and delivered
+        only if the lease runs after that."""
         return self._boot_ns() < self._until_ns
 
     def renew(self, clock: Instant) -> str | None:

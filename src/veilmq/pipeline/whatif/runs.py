@@ -131,11 +131,6 @@ class Facts:
         return np.array([kind.renewed_share for kind in self._kinds])[self.type_of]
 
     @property
-    def own_chances(self) -> list[float]:
-        """For each type, how likely the length of work is the message's own, and not the attempt's."""
-        return [kind.own_chance for kind in self._kinds]
-
-    @property
     def beyond(self) -> float:
         """The share of messages whose work may be longer than anything that was seen."""
         share = np.array([kind.beyond for kind in self._kinds])

@@ -59,13 +59,11 @@ class Ready(Generic[Item]):
         """Notified when fewer places are in use, for receives and `wait_until_free`."""
         self._closed = False
 
-    def reserve(self, most: int, timeout: float | None = None) -> int:
-        """Reserve places for a receive: at least 1, at most `most`.
-
-        0 if it is closed, the quota is used up, or `timeout` seconds have passed.
-        """
+    def reserve(self, most: int) -> int:
+        """Wait, and reserve places for a receive: at least 1, at most `most`; 0 if it is closed or the quota is used
+        up."""
         with self._lock:
-            self._less.wait_for(lambda: self._closed or self._used_up() or self._free() > 0, timeout)
+            self._less.wait_for(lambda: self._closed or self._used_up() or self._free() > 0)
             if self._closed:
                 return 0
             found = max(0, min(most, self._free()))
