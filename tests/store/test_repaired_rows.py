@@ -193,10 +193,14 @@ def test_messages_of_a_lost_journal_are_missing(tmp_path: Path) -> None:
     for number in range(3):
         stage.send(queue, str(number))
     backup_directory(store_of(stage).directory.database, tmp_path / "copy")
+    stage.take(queue)
     stage.store.close()
     assert rows_of(tmp_path / "copy" / "veilmq.db")["memtable"]
     report = repaired(zero(tmp_path / "copy", "memtable"), tmp_path / "new")
     assert report.missing_count == 3
+    report = repaired(zero(tmp_path / "data", "message"), tmp_path / "of the redo log")  # the row of the lease is left
+    assert report.is_whole, report
+    assert (report.queues[0].visible, report.queues[0].in_flight) == (2, 1)
 
 
 UNDECODABLE: Final = {

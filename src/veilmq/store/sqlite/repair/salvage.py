@@ -374,7 +374,7 @@ class Salvage:
                 row.sequence, row.generation, row.line, row.in_line, 1, lease.due, lease.attempt, 0, lease.at,
                 lease.at, lease.origin,
             )  # fmt: skip
-            self.target.execute(INSERT_LEASE, values)
+            self.target.execute(INSERT_LEASE.replace("INSERT", "INSERT OR IGNORE", 1), values)  # it may be left
 
     def _place_astray(self) -> None:
         """Give messages whose sequence was damaged the one that the history knows, or else a new one."""
