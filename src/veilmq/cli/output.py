@@ -133,6 +133,13 @@ class _Fitted(NamedTuple):
     """Characters between the columns, and at the edges."""
     left_out: list[str]
 
+    def drawn(self, rows: Iterable[Sequence[object]], *, folds: bool = True) -> "Table":
+        """Rows in its columns, to be printed; folds: else each row is one line, and long cells are cut."""
+        shown = columns(self.heads, rows, cuts=not folds)
+        for column, width in zip(shown.columns, self.widths, strict=True):
+            column.width, column.overflow, column.no_wrap = width, "fold" if folds else "ellipsis", False
+        return shown
+
 
 def _fitted(heads: Sequence[str], rows: Sequence[Sequence[object]], spare: Sequence[str], room: int) -> _Fitted:
     """Long cells are folded, but not ids and numbers, to be copied. If these alone are wider than the room, columns of
@@ -162,13 +169,10 @@ def _fitted(heads: Sequence[str], rows: Sequence[Sequence[object]], spare: Seque
 def fitted_columns(
     heads: Sequence[str], rows: Sequence[Sequence[object]], spare: Sequence[str], room: int, *, folds: bool
 ) -> tuple["Table", list[str]]:
-    """Columns for a person, to be printed, and the heads of those that were left out, both as in `table`; folds: else
-    each row is one line, and long cells are cut."""
+    """Columns for a person, to be printed, and the heads of those that were left out, both as in `table`; folds: see
+    `_Fitted.drawn`."""
     fitted = _fitted(heads, rows, spare, room)
-    shown = columns(fitted.heads, fitted.rows, cuts=not folds)
-    for column, width in zip(shown.columns, fitted.widths, strict=True):
-        column.width, column.overflow, column.no_wrap = width, "fold" if folds else "ellipsis", False
-    return shown, fitted.left_out
+    return fitted.drawn(fitted.rows, folds=folds), fitted.left_out
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]], spare: Sequence[str] = ()) -> list[str]:
@@ -178,14 +182,12 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]], spare: Sequenc
     from rich.console import Console
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH_PIPED)
-    heads, rows, cells, widths, frame, left_out = _fitted(heads, list(rows), spare, console.width)
+    fitted = _fitted(heads, list(rows), spare, console.width)
+    _, rows, cells, widths, frame, left_out = fitted
     if frame + sum(widths) > console.width:
         console.size = frame + sum(widths), console.height  # a width alone is none if TERM is dumb
-    shown = columns(heads, ())
-    for column, width in zip(shown.columns, widths, strict=True):
-        column.width, column.overflow, column.no_wrap = width, "fold", False
     with console.capture() as head_lines:
-        console.print(shown)
+        console.print(fitted.drawn(()))
     *above, below = head_lines.get().splitlines(keepends=True)
     sys.stdout.write("".join(above))
     for at, row in enumerate(rows):
