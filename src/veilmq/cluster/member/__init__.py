@@ -16,6 +16,7 @@ import logging
 import threading
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
@@ -189,38 +190,14 @@ class Member:
             between = partial(self._go_on, stopping)
             copy = stack.enter_context(closing(Copy(self._directory, self._open_follower, snapshots, watch, between)))
             self._copy = copy
-            snapshotting: Snapshotting | None = None
-            looked, told, silent = 0, None, ""
+            following = _Following(stack, watch, registry, candidate, reader, copy, patient_until_ns)
             while not stopping.is_set():
                 try:
-                    if snapshotting is not None and snapshotting.damage_found:
-                        copy.throw_away(snapshotting.damage_found)
-                        snapshotting.damage_found = ""
-                    copy.catch_up(reader)
-                    self._level_ns = self._boot_ns()
-                    if snapshotting is None:  # not beside the first reading of the log, which a take-over may wait for
-                        snapshotting = stack.enter_context(closing(self.snapshotting(owns=False)))
-                        snapshotting.start()
-                    sight = candidate.look()
-                    self.keep_seen()
-                    if (named := (sight.epoch, sight.holder, sight.address)) != told:
-                        watch.saw(sight)
-                        told = named
-                    if looked % LOOKS_BETWEEN_TELLING == 0:
-                        registry.tell(Told("follower", copy.follower.format, copy.follower.position.lsn))
-                        self._told_ns = self._boot_ns()
-                    silent = _tell_silence(silent, sight, candidate)
-                    is_named = sight.holder is None and sight.owner == self._name
-                    if sight.holder is not None and sight.epoch == copy.doubted_epoch and not registry.drained:
-                        self._replace(sight.owner)
-                        copy.doubted_epoch = 0
-                    may = is_named or self._boot_ns() >= patient_until_ns
-                    if may and not registry.drained and candidate.is_due():
-                        ownership = candidate.take_over()
-                        copy.catch_up(reader, ownership)
-                        self.keep_seen()
+                    self._catch_up(following)
+                    sight = self._look(following)
+                    if (ownership := self._take_over(following, sight)) is not None:
                         return ownership
-                    looked += 1
+                    following.looked += 1
                 except StillOwned as error:
                     log.info("not taken over: %s", error)
                 except FOR_GOOD:
@@ -235,6 +212,46 @@ class Member:
                         self._no_room = ""
                 stopping.wait(POLL_SECONDS)
         return None
+
+    def _catch_up(self, following: "_Following") -> None:
+        """Read the log to its end."""
+        if following.snapshotting is not None and following.snapshotting.damage_found:
+            following.copy.throw_away(following.snapshotting.damage_found)
+            following.snapshotting.damage_found = ""
+        following.copy.catch_up(following.reader)
+        self._level_ns = self._boot_ns()
+        if following.snapshotting is None:  # not beside the first reading of the log, which a take-over may wait for
+            following.snapshotting = following.stack.enter_context(closing(self.snapshotting(owns=False)))
+            following.snapshotting.start()
+
+    def _look(self, following: "_Following") -> Sight:
+        """Look at the owner, and tell this server and the cluster."""
+        candidate, copy, registry = following.candidate, following.copy, following.registry
+        sight = candidate.look()
+        self.keep_seen()
+        if (named := (sight.epoch, sight.holder, sight.address)) != following.told:
+            following.watch.saw(sight)
+            following.told = named
+        if following.looked % LOOKS_BETWEEN_TELLING == 0:
+            registry.tell(Told("follower", copy.follower.format, copy.follower.position.lsn))
+            self._told_ns = self._boot_ns()
+        following.silent = _tell_silence(following.silent, sight, candidate)
+        if sight.holder is not None and sight.epoch == copy.doubted_epoch and not registry.drained:
+            self._replace(sight.owner)
+            copy.doubted_epoch = 0
+        return sight
+
+    def _take_over(self, following: "_Following", sight: Sight) -> Ownership | None:
+        """Take the shard over if that is due, and read the rest of the log. Raises StillOwned."""
+        candidate = following.candidate
+        is_named = sight.holder is None and sight.owner == self._name
+        may = is_named or self._boot_ns() >= following.patient_until_ns
+        if not may or following.registry.drained or not candidate.is_due():
+            return None
+        ownership = candidate.take_over()
+        following.copy.catch_up(following.reader, ownership)
+        self.keep_seen()
+        return ownership
 
     def _watching(self, kept: Membership) -> Candidate:
         if self._candidate is not None:
@@ -369,6 +386,25 @@ class Member:
         elif self._trouble and not trouble:
             log.info("%s", over)
         self._trouble = trouble
+
+
+@dataclass
+class _Following:
+    """What a follower works with, and what it has told."""
+
+    stack: ExitStack
+    watch: Watch
+    registry: Registry
+    candidate: Candidate
+    reader: LogReader
+    copy: Copy
+    patient_until_ns: int
+    snapshotting: Snapshotting | None = None
+    looked: int = 0
+    told: tuple[int, UUID | None, str] | None = None
+    """Epoch, holder and address of the owner."""
+    silent: str = ""
+    """The owner, while it is; see `_tell_silence`."""
 
 
 def _tell_silence(silent: str, sight: Sight, candidate: Candidate) -> str:
