@@ -174,8 +174,8 @@ def test_a_stream_of_calls_is_not_gathered_for_ever(tmp_path: Path) -> None:
 
 
 async def fill_the_memtable(path: Path) -> list[tuple[int, int]]:
-    """The last two batches before one that flushes, and that one: of how many the database knows nothing, and how many
-    are in the journal, some turns of the loop after each."""
+    """The last two batches before one that flushes, that one, and the last before another one, which a stop follows at
+    once: of how many the database knows nothing, and how many are in the journal, some turns of the loop after each."""
     store = SqliteFactory(path).open()
     shell = Shell(Engine(), store, JumpingClock())
     shell.start()
@@ -186,15 +186,19 @@ async def fill_the_memtable(path: Path) -> list[tuple[int, int]]:
         for _ in range(4):
             await asyncio.sleep(0)
         states.append((len(writer.redo.unapplied), writer.memtable.batches))
+    for _ in range(BATCHES_MAX):
+        await shell.call(sending(QUEUE))
     await shell.stop(5)
+    states.append((len(writer.redo.unapplied), writer.memtable.batches))
     store.close()
-    return states[-3:]
+    return states[-4:]
 
 
 def test_the_log_is_applied_before_the_batch_that_flushes(tmp_path: Path) -> None:
-    """In a turn of the loop of its own, because the two together take long."""
-    states = asyncio.run(fill_the_memtable(tmp_path / "data"))
+    """In a turn of the loop of its own, because the two together take long; but not while the shell stops."""
+    *states, stopped = asyncio.run(fill_the_memtable(tmp_path / "data"))
     assert states == [(BATCHES_MAX - 1, BATCHES_MAX - 1), (0, BATCHES_MAX), (0, 0)]
+    assert stopped == (BATCHES_MAX, BATCHES_MAX)
 
 
 async def act_after_a_stall(path: Path) -> list[str]:

@@ -329,7 +329,7 @@ class Shell(Calls):
         self._turn_pending = False
         if self._committing is not None or self.broken is not None or self._stopping:
             return
-        if self._may_work_ahead:  # while the clients that were answered send their next calls
+        if self._may_work_ahead and self._committer.on_loop:  # while clients that were answered send their next calls
             self._may_work_ahead = False
             if self.store.work_ahead():
                 self._soon()

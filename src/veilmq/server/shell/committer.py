@@ -54,7 +54,8 @@ class Committer:
         """Moving average of the commits on the loop."""
         self._apart = 0
         """Commits on the thread since the last one on the loop."""
-        self._on_loop = True
+        self.on_loop = True
+        """Whether short commits run there; from `leave_loop` on none does."""
         self._jobs: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
         self._begun = threading.Lock()
         """Released when the thread has begun its job."""
@@ -70,7 +71,7 @@ class Committer:
 
         takes_long: this commit is known to be longer than others.
         """
-        if takes_long or not self._on_loop or (self._average_us > SHORT_US and self._apart < TRIED_EVERY - 1):
+        if takes_long or not self.on_loop or (self._average_us > SHORT_US and self._apart < TRIED_EVERY - 1):
             self._apart += 1
             self.run_apart(job)
             return
@@ -106,7 +107,7 @@ class Committer:
 
     def leave_loop(self) -> None:
         """Run all further commits on the thread, so that a hanging one does not block the loop's deadlines."""
-        self._on_loop = False
+        self.on_loop = False
 
     def run_apart(self, job: Callable[[], Any]) -> None:
         """Run a job on the thread; the previous one must have been reported."""
