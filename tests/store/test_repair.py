@@ -19,6 +19,7 @@ from tests.support.sqlite import SMALL, SqliteFactory, store_of
 from veilmq.model.commands import Delete
 from veilmq.model.errors import ReceiptInvalid
 from veilmq.model.messages import id_text
+from veilmq.model.settings.queue import QueueKey
 from veilmq.store.directory import DestinationTaken, DirectoryHeld, NotOurs
 from veilmq.store.sqlite.disk import connect
 from veilmq.store.sqlite.repair import Repair
@@ -342,6 +343,28 @@ def test_a_backup_newer_than_the_database_is_taken_in_its_place(stage: Stage, tm
     report = repaired(database.parent, tmp_path / "with", tmp_path / "backup")
     assert report.is_whole, report
     database.with_name("committed").write_text("lost\n")
+    stage.open()
+    _leave_out_an_old_wal(stage, queue, tmp_path)
+
+
+def _leave_out_an_old_wal(stage: Stage, queue: QueueKey, tmp_path: Path) -> None:
+    database = store_of(stage).directory.database
+    wal = Path(f"{database}-wal")
+    for number in range(40):
+        stage.send(queue, "x" * 2_000)
+        if number == 20:
+            shutil.copyfile(wal, tmp_path / "wal")
+    stage.store.close()
+    shutil.copyfile(tmp_path / "wal", wal)
+    with pytest.raises(NotOurs, match="not of the same moment"):
+        SqliteStore(database.parent, SMALL)
+    Path(f"{database}-shm").unlink()
+    before = sorted(path.name for path in database.parent.iterdir())
+    report = repaired(database.parent, tmp_path / "later")
+    assert report.is_whole, report
+    assert report.found[1:] == ["veilmq.db-wal: left out, because veilmq.db is of a later moment"]
+    assert sorted(path.name for path in database.parent.iterdir()) == before
+    wal.unlink()
     stage.open()
 
 

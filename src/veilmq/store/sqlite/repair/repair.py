@@ -69,12 +69,10 @@ _QUEUES: Final = (
     "SELECT incarnation, account, region, name, generation, created, modified, settings FROM queue"
     " WHERE deleted IS NULL ORDER BY incarnation"
 )
-_SEQUENCE: Final = (
-    "SELECT max(ifnull((SELECT max(sequence) FROM message), 0), ifnull((SELECT sequence FROM mark), 0),"
-    " ifnull((SELECT max(sequence) FROM deduplication), 0))"
-)
-_GENERATION: Final = (
-    "SELECT max(ifnull((SELECT max(generation) FROM queue), 0), ifnull((SELECT generation FROM mark), 0))"
+_MARK: Final = (
+    "INSERT OR REPLACE INTO mark SELECT 1, ?, max(ifnull((SELECT max(sequence) FROM message), 0),"
+    " ifnull((SELECT sequence FROM mark), 0), ifnull((SELECT max(sequence) FROM deduplication), 0)),"
+    " max(ifnull((SELECT max(generation) FROM queue), 0), ifnull((SELECT generation FROM mark), 0)), ?"
 )
 _ENCODE: Final = msgspec.msgpack.Encoder().encode
 
@@ -86,20 +84,17 @@ def clock_of(target: apsw.Connection, noted: Noted | None) -> Instant:
     mark: Any = target.execute("SELECT clock FROM mark").fetchone()
     known: Any = target.execute("SELECT max(at) FROM history").fetchone()
     latest = max(known[0] or 0, 0 if noted is None else noted.clock)
-    if mark is not None and (latest <= mark[0] <= latest + HOUR_US or not latest):
-        return Instant(mark[0])
-    return Instant(latest)
+    is_right = mark is not None and (latest <= mark[0] <= latest + HOUR_US or not latest)
+    return Instant(mark[0] if is_right else latest)
 
 
 def _end(target: apsw.Connection, clock: Instant, offset_min: int) -> None:
     """Write the mark, the secret, and the snapshot. offset_min: the next offset, if the history ends before it."""
-    found: Any = target.execute(_BREAK).fetchone()
-    if found[0] is not None:
-        target.execute("DELETE FROM history WHERE offset < ?", (found[0],))
+    target.execute(f"DELETE FROM history WHERE offset < ({_BREAK})")
     target.execute("DELETE FROM history WHERE offset <= ?", (_last_contradiction(target),))
     row: Any = target.execute("SELECT max(offset + count) FROM history").fetchone()
     offset = max(offset_min, 1) if row[0] is None else row[0]  # a snapshot at 0 would not begin the books
-    _write_mark(target, clock, offset)
+    target.execute(_MARK, (clock, offset))
     for kind, statement in tools.NUMBERS.items():
         last: Any = target.execute(statement).get
         target.execute(
@@ -119,12 +114,6 @@ def _last_contradiction(target: apsw.Connection) -> int:
             if recorded.compare(event):
                 last = offset
     return NUMBER_MAX if any(recorded.queues()) else last
-
-
-def _write_mark(target: apsw.Connection, clock: Instant, offset: int) -> None:
-    sequence: Any = target.execute(_SEQUENCE).get
-    generation: Any = target.execute(_GENERATION).get
-    target.execute("INSERT OR REPLACE INTO mark VALUES (1, ?, ?, ?, ?)", (clock, sequence, generation, offset))
 
 
 def _write_snapshot(target: apsw.Connection, clock: Instant, offset: int) -> None:
@@ -173,6 +162,9 @@ _NAMES: Final = "queue_by_name"
 _QUEUE_NAMES: Final = (
     "SELECT generation, account || '/' || region || '/' || name FROM queue WHERE deleted IS NULL ORDER BY 2"
 )
+_OLD_WAL: Final = f"{DATABASE}-wal: left out, because {DATABASE} is of a later moment"
+_READS: Final = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
+_AGREED: Final = "SELECT offset FROM mark WHERE offset = (SELECT max(offset + count) FROM history)"
 _CONTENT: Final = (
     "SELECT message.generation, iif(q.sequence IS NOT NULL, 'quarantined', iif(ifnull(hidden, 0) = 0, 'visible',"
     " iif(attempt > 0, 'in_flight', 'delayed'))) AS state, count(*) FROM message LEFT JOIN lease USING (sequence)"
@@ -236,7 +228,7 @@ class _Work:
     def __init__(
         self, source: Path, destination: Path, backup: Path | None, report: Repair, progress: Progress
     ) -> None:
-        self._database = source / DATABASE
+        self._database = source.absolute() / DATABASE
         self._target = destination / DATABASE
         self._part = destination / _PART
         self._export = Export(destination / EXPORT, report)
@@ -244,6 +236,8 @@ class _Work:
         self._frames: list[Frame] = []
         self._key: bytes | None = None
         """The receipt key of the redo log, if the database has another."""
+        self._offset = NUMBER_MAX
+        """The next offset of the history in the tables that were put together, if that can be read."""
         self._doubts = False
         """Whether some page is not the newest, and nobody knows which."""
         self._report = report
@@ -280,8 +274,12 @@ class _Work:
         found = read_wal(Path(f"{self._database}-wal"), page_bytes(self._database))
         self._report_wal(found)
         self._frames = found.frames
-        firm = found.firm()
+        firm, said = found.firm(), len(self._report.found)
         image, state = self._assembled(self._database, firm)
+        if firm.frames == found.frames and self._offset_alone() > self._offset:  # else frames in doubt may have more
+            image.close()
+            self._report.found[said:], self._report.may_miss = [_OLD_WAL], False
+            return self._assembled(self._database, NO_WAL)
         if firm.frames == found.frames or (state is not None and not self._lacks(state)):
             return image, state
         image.close()
@@ -293,6 +291,13 @@ class _Work:
         self._doubts = found.lost > 0
         self._report.found.append("veilmq.db-wal: what is behind destroyed frames was used")
         return image, other
+
+    def _offset_alone(self) -> int:
+        """The next offset of the history without the WAL, which can only raise it; 0: unknown, or mark and history
+        differ."""
+        with suppress(apsw.Error), closing(apsw.Connection(f"{self._database.as_uri()}?immutable=1", _READS)) as alone:
+            return int(alone.execute(_AGREED).get or 0)
+        return 0
 
     def _lacks(self, state: _State) -> bool:
         """Whether something that was committed is missing, as far as is known."""
@@ -351,11 +356,11 @@ class _Work:
             trust_pages(connection)
             connection.pragma("synchronous", "OFF")
             schema.check_ours(connection)
+            ((key, epoch, self._offset),) = read(connection, "SELECT receipts, epoch, offset FROM secret, mark")
             damage = [str(row[0]) for row in connection.execute("PRAGMA integrity_check(100)") if row[0] != "ok"]
-            ((key, epoch, offset),) = read(connection, "SELECT receipts, epoch, offset FROM secret, mark")
             entries = self._read_log([key])
-            missing = entries.following(offset)
-            following = missing[-1].following if missing else offset
+            missing = entries.following(self._offset)
+            following = missing[-1].following if missing else self._offset
             later = any(at > following for at in entries.entries)
             with suppress(apsw.Error):  # a database too damaged to ask is reported below
                 is_lost = redo_file.loss(self._database.with_name(REDO), connection) is not None
@@ -409,10 +414,7 @@ class _Work:
         clock = clock_of(target, self._noted)
         salvage.reconcile_times(clock)
         settle(salvage, clock)
-        names: dict[int, str] = dict(
-            read(target, "SELECT incarnation, account || '/' || region || '/' || name FROM queue")
-        )
-        salvage.list_missing(names)
+        salvage.list_missing()
         _end(target, clock, following)
         return following + beyond
 

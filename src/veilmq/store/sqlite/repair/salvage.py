@@ -47,6 +47,7 @@ STRAYS: Final = (
     " AND generation NOT IN (SELECT generation FROM garbage)"
 )
 """Messages of no queue."""
+_NAMED: Final = "SELECT incarnation, account || '/' || region || '/' || name FROM queue"
 _EVENTS_AT: Final = "SELECT events FROM history WHERE offset = ?"
 _OF_MESSAGES: Final = ("message", "memtable")
 _FILLED: Final = ("queue", "topic", "subscription", "message", "lease", "origin")
@@ -112,10 +113,9 @@ class Salvage:
         for name, table in self._tables.items():
             if name not in _LEFT_OUT and name in self._root_of:
                 self._copy(table, self._root_of[name])
-        for name, ranges in self._doubt.items():
-            if ranges and name not in _LEFT_OUT:
-                self.report.found.append(f"veilmq.db: table {name} has pages that cannot be read, or not to the end")
-        doubted = (name for name, ranges in self._doubt.items() if ranges)
+        doubted = [name for name, ranges in self._doubt.items() if ranges and name not in _LEFT_OUT]
+        for name in doubted:
+            self.report.found.append(f"veilmq.db: table {name} has pages that cannot be read, or not to the end")
         self.report.tables_in_doubt = sorted({*doubted}.difference(_DERIVED, _OF_MESSAGES))
 
     def note_listed(self, messages: Iterable[tuple[int, int]]) -> None:
@@ -368,8 +368,7 @@ class Salvage:
                 self._lease(each)
 
     def _lease(self, row: MessageRow) -> None:
-        lease = self.facts.received.get(row.sequence)
-        if lease is not None:
+        if (lease := self.facts.received.get(row.sequence)) is not None:
             values = LeaseRow(
                 row.sequence, row.generation, row.line, row.in_line, 1, lease.due, lease.attempt, 0, lease.at,
                 lease.at, lease.origin,
@@ -428,14 +427,10 @@ class Salvage:
 
     def _messages_in(self, content: bytes) -> Iterator[Values]:
         """Rows of messages in a page, if it is a leaf of `message` or of the journal."""
-        pages = _Replaced(self._image, content)
-        for name in ("message", "memtable"):
-            table = self._tables[name]
-            for each in leaf_rows(pages, 2, surely(table)):
-                if name == "message":
-                    yield table.row(each.rowid, each.values)
-                else:
-                    yield from (msgspec.structs.astuple(row) for row in JOURNAL.decode(each.values[1]))
+        pages, table = _Replaced(self._image, content), self._tables["message"]
+        yield from (table.row(each.rowid, each.values) for each in leaf_rows(pages, 2, surely(table)))
+        for each in leaf_rows(pages, 2, surely(self._tables["memtable"])):
+            yield from map(msgspec.structs.astuple, JOURNAL.decode(each.values[1]))
 
     def _missing(self) -> Iterator[tuple[int, Entered]]:
         """The messages that were there by the history, and are nowhere."""
@@ -454,8 +449,9 @@ class Salvage:
                     self.export.add(name, tuple(row), "it cannot be decoded")
                     self.target.execute(f"DELETE FROM {name} WHERE rowid = ?", (rowid,))
 
-    def list_missing(self, names: dict[int, str]) -> None:
+    def list_missing(self) -> None:
         """Report the messages that were there by the history, and are nowhere."""
+        names: dict[int, str] = dict(read(self.target, _NAMED))
         for sequence, fact in self._missing():
             name = names.get(fact.queue, f"number {fact.queue}")
             message = MissingMessage(name, id_text(fact.id), sequence, fact.sent)
