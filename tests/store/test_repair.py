@@ -396,6 +396,12 @@ def test_a_queue_that_cannot_be_read_is_made_again(closed: Lived, tmp_path: Path
     report = repaired(directory, tmp_path / "without")
     (made,) = [each for each in report.queues if "recovered-" in each.queue]
     assert made.visible == sum(queue == "plain" for queue, _ in closed.there.values())
+    for page in leaves(directory / "veilmq.db"):
+        zero(directory / "veilmq.db", page)
+    (directory / "redo").unlink()
+    told = [line for line in repaired(directory, tmp_path / "empty").found if line.startswith("queue unknown: ")]
+    count = f"{made.visible} messages are perhaps missing, of which only an index or a lease is left"
+    assert told == [f"queue unknown: {count}"]
 
 
 def test_old_handles_are_void_and_the_source_is_as_it_was(stage: Stage, tmp_path: Path) -> None:

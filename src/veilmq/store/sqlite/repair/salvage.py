@@ -48,6 +48,7 @@ STRAYS: Final = (
 )
 """Messages of no queue."""
 _NAMED: Final = "SELECT incarnation, account || '/' || region || '/' || name FROM queue"
+_GONE: Final = "SELECT generation FROM garbage UNION SELECT generation FROM queue WHERE deleted IS NOT NULL"
 _EVENTS_AT: Final = "SELECT events FROM history WHERE offset = ?"
 _OF_MESSAGES: Final = ("message", "memtable")
 _FILLED: Final = ("queue", "topic", "subscription", "message", "lease", "origin")
@@ -119,9 +120,10 @@ class Salvage:
         self.report.tables_in_doubt = sorted({*doubted}.difference(_DERIVED, _OF_MESSAGES))
 
     def note_listed(self, messages: Iterable[tuple[int, int]]) -> None:
-        """Put those of these sequences (with generations) that have no row in doubt: a whole page was lost."""
-        table, live = self._tables["message"], incarnations(self.target)
-        self._listed = {each: of for each, of in messages if of in live and not self._is_there(table, each)}
+        """Put those of these sequences (with generations) that have no row in doubt: a whole page was lost. The row of
+        their queue may be lost, too."""
+        table, gone = self._tables["message"], {of for (of,) in read(self.target, _GONE)}
+        self._listed = {each: of for each, of in messages if of not in gone and not self._is_there(table, each)}
 
     def keys(self) -> list[bytes]:
         """The receipt keys with which the redo log may have been written."""
@@ -462,7 +464,7 @@ class Salvage:
         for of, count in Counter(of for each, of in unknown.items() if not self._is_there(table, each)).items():
             self.report.may_miss = True
             what = f"{count} messages are perhaps missing, of which only an index or a lease is left"
-            self.report.found.append(f"queue {names.get(queues.get(of, 0), of)}: {what}")
+            self.report.found.append(f"queue {names.get(queues.get(of, 0), 'unknown')}: {what}")
         if any(self._doubt[name] for name in _OF_MESSAGES) and not self.history_is_whole:
             self.report.may_miss = True
 
