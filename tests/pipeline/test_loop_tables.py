@@ -220,14 +220,21 @@ def test_what_does_not_grow_by_days_is_refused(spark: Any, tmp_path: Path) -> No
     assert (stream / "part.parquet").exists()
 
 
-PLACES = ["my tables", "b\u00fccher"]
-"""Others are more than deltalake takes."""
+PLACES = ["my tables", "b\u00fccher", "{a,b}", "st*r?", "5%"]
+UNTAKEN = ["100%25", "[1]", "a|b", "a\\b", "a\tb"]
+"""Names of directories that deltalake does not take, or takes for others."""
 
 
 @pytest.mark.parametrize("kind", tables.FORMATS)
 def test_places_may_have_any_name(spark: Any, tmp_path: Path, kind: str) -> None:
     """Spark takes some characters for patterns, and a URI's escapes for themselves."""
-    for name in [*PLACES, "100%25", "[1]", "{a,b}", "st*r?"] if kind == "parquet" else PLACES:
+    for name in UNTAKEN if kind == "delta" else []:
+        untaken = str(tmp_path / name / "table")
+        with pytest.raises(OptionInvalid, match="cannot be the place of a Delta table"):
+            tables.write(spark.range(3), untaken, kind)
+        with pytest.raises(OptionInvalid, match="cannot be the place of a Delta table"):
+            check_place(untaken, pa.schema([("n", pa.int64())]))
+    for name in [*PLACES, *UNTAKEN[:3]] if kind == "parquet" else PLACES:
         place = tmp_path / name / "table"
         place.parent.mkdir()
         tables.write(spark.range(3), place, kind)

@@ -62,10 +62,12 @@ _ROW_GROUP_ROWS: Final = 131_072
 """As in `veilmq events export`."""
 
 
-def check_format(kind: str) -> None:
-    """Raises OptionInvalid."""
+def check_format(kind: str, place: Place | str | None) -> None:
+    """Raises OptionInvalid, also if tables of that format cannot be below `place`."""
     if kind not in FORMATS:
         raise OptionInvalid(f"format={kind!r} is none of {' and '.join(FORMATS)}.", "")
+    if kind == "delta" and place is not None:
+        delta.check_named(str(placed(place)))
 
 
 def oldest_kept(today: date, retention_days: int) -> date:
@@ -91,7 +93,7 @@ def check_replaced(place: Place, kind: str) -> None:
 
 def write(frame: "DataFrame", place: Place | str, kind: str = "parquet") -> None:
     """Replace the table at `place` with these rows. Raises OptionInvalid, also for a stream's table."""
-    check_format(kind)
+    check_format(kind, place)
     place = placed(place)
     check_replaced(place, kind)
     if isinstance(place, ObjectPath):

@@ -51,7 +51,7 @@ def archive(
         from veilmq.pipeline.drain import drain
         from veilmq.pipeline.tables import check_format
 
-        check_format(kind)
+        check_format(kind, place_of(out))
         _check(queue, queues)
         place = _place(out, kind)
         spot = _checkpoint(place, checkpoint)
@@ -142,7 +142,7 @@ def stream_of(out: Path, kind: str, checkpoint: Path | None) -> Stream:
     from veilmq.pipeline.drain import check_table
     from veilmq.pipeline.tables import check_format, checkpoint_of
 
-    check_format(kind)
+    check_format(kind, place_of(out))
     place = _place(out, kind)
     table = place / _TABLE
     spot = _checkpoint(place, checkpoint) or checkpoint_of(table)

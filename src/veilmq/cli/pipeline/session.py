@@ -66,12 +66,12 @@ def session(
         from veilmq.pipeline.places import place
         from veilmq.pipeline.tables import check_format, check_replaced
 
-        check_format(asked.format)
+        out = None if asked.out is None else place_of(asked.out)
+        check_format(asked.format, out)
         options = options_of(asked, environment)
         held.enter_context(unchanged(options.get("path") if hold else None))
         seen = _seen(asked, environment, hold=hold)
         options |= {"from": str(seen.start), "until": str(seen.stop)}
-        out = None if asked.out is None else place_of(asked.out)
         if isinstance(out, Path) and asked.out is not None:
             make_place(asked.out)
         elif out is not None:
@@ -439,5 +439,5 @@ def keeper(directory: Path | str, kind: str) -> "Callable[[Place], None]":
     from veilmq.pipeline.events.export import keep_as_delta
     from veilmq.pipeline.tables import check_format
 
-    check_format(kind)
+    check_format(kind, directory)
     return keep_as_delta

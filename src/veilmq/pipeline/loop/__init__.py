@@ -113,7 +113,7 @@ class Loop:
     ) -> None:
         """directory: or a URL in an object store. kind: format of the table `timeouts`; retention_days: 0 to 36,500.
         Raises OptionInvalid."""
-        tables.check_format(kind)
+        tables.check_format(kind, directory)
         tables.oldest_kept(date.max, retention_days)
         self.directory = place(directory)
         tables.check_replaced(self.timeouts, kind)

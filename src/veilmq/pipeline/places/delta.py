@@ -5,6 +5,7 @@ A replacement is one transaction: a reader sees the old table or the new one. Cr
 """
 
 import json
+import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -42,6 +43,8 @@ _DIRECTORY_LETTERS: Final = 200
 _SYNCS: Final = 16
 _NO_VALUE: Final = "__HIVE_DEFAULT_PARTITION__"
 """How a directory's name tells null."""
+_UNTAKEN: Final = re.compile(r"[\x00-\x1f\x7f\[\]^|\\]|%[0-9A-Fa-f]{2}")
+"""What deltalake does not take in a local path, which it makes a URL of."""
 _ROWS_READ: Final = 1_000
 """Rows may be large bodies."""
 _PATH: Final = "path of the file"
@@ -76,6 +79,14 @@ def table_at(path: Path | str, storage: dict[str, str] | None = None) -> Any:
     return DeltaTable(path, storage_options=storage) if DeltaTable.is_deltatable(path, storage) else None
 
 
+def check_named(path: Path | str) -> None:
+    """Raises OptionInvalid for a local path at which deltalake can make no table."""
+    found = None if is_url(path) else _UNTAKEN.search(str(Path(path).resolve()))
+    if found:
+        mend = "Name another place. In a path, deltalake takes no %XX, [, ], ^, |, backslash or control character."
+        raise OptionInvalid(f"{str(path)!r} cannot be the place of a Delta table: it has {found[0]!r}.", mend)
+
+
 def _fsspecs_of(path: str) -> dict[str, Any]:
     """What fsspec's configuration says of a path in S3."""
     from fsspec.config import conf
@@ -96,6 +107,8 @@ def files_of(path: str) -> tuple[Any, str]:
             files, root = pyarrow.fs.FileSystem.from_uri(path)
     except (pa.ArrowException, ImportError, OSError, ValueError) as error:
         raise OptionInvalid(f"path={path!r} cannot be: {error}.", "It is an absolute path or a URI.") from None
+    if isinstance(files, pyarrow.fs.LocalFileSystem):
+        check_named(root)
     return files, root.rstrip("/")
 
 
