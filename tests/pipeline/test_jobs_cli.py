@@ -117,6 +117,7 @@ def test_what_is_estimated_is_printed_with_its_interval_and_its_number(
     assert shown("timeouts", timeout_high_s=None)["timeout"] == "50 s (40 s or more)"
     assert shown("survival", p99_s=None, p99_high_s=None, at_least_s=45.0)["p99"] == "at least 45 s (40 s or more)"
     assert shown("split", median_s=None, median_high_s=None)["median"] == "at least 40 s (40 s or more)"
+    assert "p99" not in shown("survival", p99_s=None, p99_low_s=0.0, p99_high_s=None, at_least_s=0.0)
     nothing = dict.fromkeys(("timeout_s", "timeout_low_s", "timeout_high_s", "timeout_at_least_s"))
     assert "timeout" not in shown("timeouts", **nothing), "a column that says nothing is left out"
 

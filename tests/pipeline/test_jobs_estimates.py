@@ -281,6 +281,19 @@ def test_where_no_timeout_is_long_enough_there_is_a_note(law: Law) -> None:
 
 
 def test_no_timeout_is_longer_than_a_queue_takes() -> None:
-    """SQS takes 12 hours at most; the buckets' bounds do not fall there."""
+    """SQS takes 12 hours at most; the buckets' bounds do not fall there. Nor do they go beyond two days: of longer work
+    that is all that is known, by the curve and by a law."""
+    random, hour = np.random.default_rng(5), 3_600.0
+    for median, known in ((80, ""), (40, "p50_s"), (2, "p50_s p90_s p99_s")):
+        law = lognormal(median * hour, 0.5)
+        found = _quantiles(cells(law, 1e-12, 400, 90 * 86_400.0, None, random)).iloc[0]
+        for share in (0.5, 0.9, 0.99):
+            name = f"p{round(100 * share)}"
+            if f"{name}_s" in known:
+                assert found[f"{name}_low_s"] <= law.quantile(share) <= found[f"{name}_high_s"]
+            else:
+                assert (found[f"{name}_s"], found[f"{name}_basis"]) == (None, "at least")
+                assert 46 * hour < found[f"{name}_low_s"] < 48 * hour
+        assert found.at_least_s is None if median == 2 else 46 * hour < found.at_least_s < 48 * hour
     best, is_longest = best_timeout(np.ones(len(BOUNDS)), Costs(crashes_per_second=1e-9), 43_200)
     assert (best <= 43_200, bool(is_longest)) == (True, True)

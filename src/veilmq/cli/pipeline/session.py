@@ -391,7 +391,7 @@ def _told(name: str, row: Mapping[str, Any]) -> str:
     unit = name.removeprefix(stem)
     value = row.get(name)
     low, high = (row.get(f"{stem}_{end}{unit}", row.get(f"{name}_{end}")) for end in ("low", "high"))
-    if low is None:
+    if low is None or (value is None and low == 0):
         return _cell(name, value)
     least = row.get(f"{stem}_at_least{unit}", row.get(f"at_least{unit}"))
     figure = _cell(name, value) if value is not None else f"at least {_cell(name, low if least is None else least)}"

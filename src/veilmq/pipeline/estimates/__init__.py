@@ -34,6 +34,7 @@ from veilmq.pipeline.estimates.buckets import (
     STOPPED,
     WATCHED,
     bucket_of,
+    on_scale,
 )
 
 AT_RISK_MIN: Final = 10.0
@@ -170,7 +171,7 @@ def length_of(rows: Any) -> tuple[str | None, float | None]:
         np.add.at(into, part.bucket.to_numpy(), part.leases.to_numpy())
     others = rows[~rows.ended.isin((DONE, *LATER))]
     np.add.at(cut, others.bucket.to_numpy(), others.leases.to_numpy())
-    median = _within(kaplan_meier(done + done_again, cut + cut_again), 0.5)
+    median = _within(kaplan_meier(done + done_again, cut + cut_again)[:LAST], 0.5)
     if done_again.sum() < _AGAIN_MIN:
         return None, median
     at_risk, again = (np.cumsum(each[::-1])[::-1] for each in (done + cut, done_again + cut_again))
@@ -237,7 +238,7 @@ class Curve:
 
     def __init__(self, sample: Sample) -> None:
         self.sample = sample
-        finished, censored = sample.finished, sample.censored
+        self.done, self.cut = finished, censored = on_scale(sample.finished, sample.censored)
         self.alive = kaplan_meier(finished, censored)
         at_risk = np.flip(np.cumsum(np.flip(finished + censored)))
         self.at_risk = at_risk
@@ -249,8 +250,8 @@ class Curve:
         self.error = self.alive * self._spread
         rests = np.flatnonzero(at_risk >= AT_RISK_MIN)
         self.last = int(rests[-1]) if len(rests) else -1
-        self.comes_down = self.last >= 0 and float(censored[self.last + 1 :].sum()) < _CUT_OFF
-        """No attempt beyond was censored: the curve comes down to its end."""
+        self.comes_down = self.last >= 0 and float(sample.censored[self.last + 1 :].sum()) < _CUT_OFF
+        """No attempt beyond was censored: the curve comes down to its end, or to the end of the scale."""
         if self.comes_down:
             self.last = int(np.flatnonzero(finished + censored)[-1])
         several = len(np.flatnonzero(finished)) > 1 and self.finished >= FINISHED_MIN
@@ -280,7 +281,7 @@ class Curve:
         return float(BOUNDS[self.last]) if self.last >= 0 else 0.0
 
     def _agrees(self, law: laws.Law) -> bool:
-        bound = np.flatnonzero(self.sample.finished[: self.last + 1] > 0)
+        bound = np.flatnonzero(self.done[: self.last + 1] > 0)
         expected = law.alive()[bound]
         # At its end the curve's error seems to be 0; the law itself gives the error of that many attempts.
         error = np.maximum(self.error[bound], np.sqrt(expected * (1 - expected) / self.attempts))
@@ -298,9 +299,9 @@ class Curve:
         if value is not None:
             # No finer than a bucket: a law may end within one.
             low, high = min(low, value / _BUCKET), high and max(high, value * _BUCKET)
-        if self.law is None or (value is not None and self.at_risk[bucket_of(value)] >= _AT_RISK_GOOD):
+        by_law = None if self.law is None else _within(self.extended(), wanted)
+        if self.law is None or by_law is None or (value and self.at_risk[bucket_of(value)] >= _AT_RISK_GOOD):
             return Quantile(value, low, high, "at least" if value is None else "curve")
-        by_law = _within(self.extended(), wanted) or float(BOUNDS[-1])
         if high is None:
             several = [_within(each, wanted) or float(BOUNDS[-1]) for each in self.resampled[0]]
             ends = np.quantile(np.reshape(several, (len(self.laws), RESAMPLES)), [_UNLIKELY, 1 - _UNLIKELY], axis=1)
@@ -345,12 +346,11 @@ class Curve:
     @cached_property
     def _resampled(self) -> tuple[Any, Any, Any]:
         random = np.random.default_rng(4)
-        sample = self.sample
-        shape = (RESAMPLES, len(sample.finished))
-        finished = random.poisson(sample.finished, shape).astype(float)
-        censored = random.poisson(sample.censored, shape).astype(float)
+        finished, censored = (
+            random.poisson(each, (RESAMPLES, LAST + 1)).astype(float) for each in (self.done, self.cut)
+        )
         alive = kaplan_meier(finished, censored)
-        crashes = random.poisson(sample.crashes, RESAMPLES)
+        crashes = random.poisson(self.sample.crashes, RESAMPLES)
         if self._counts is None or not self.laws:
             alive[:, max(self.last, 0) :] = alive[:, self.last : self.last + 1] if self.last >= 0 else 1.0
             return alive, crashes, np.zeros((1, RESAMPLES))

@@ -140,6 +140,14 @@ def bucket_of(seconds: Any) -> Any:
     return np.clip(np.where(np.asarray(seconds) <= SHORTEST, 0, found), 0, LAST).astype(int)
 
 
+def on_scale(finished: Any, censored: Any) -> tuple[Any, Any]:
+    """Attempts by bucket. The last bucket has no end: who is there was alive at its start, and more is not known."""
+    finished, censored = finished.copy(), censored.copy()
+    censored[LAST - 1] += finished[LAST] + censored[LAST]
+    finished[LAST] = censored[LAST] = 0.0
+    return finished, censored
+
+
 def bucket_column(seconds: "Column") -> "Column":
     """The same in Spark."""
     from pyspark.sql import functions as F

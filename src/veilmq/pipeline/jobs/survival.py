@@ -92,8 +92,7 @@ def _placed(rows: Any) -> Any:
     from veilmq.pipeline.estimates.buckets import BOUNDS
 
     found = Curve(sample_of(rows))
-    sample = found.sample
-    seen = np.flatnonzero(sample.finished + sample.censored > 0)
+    seen = np.flatnonzero(found.done + found.cut > 0)
     bucket = np.arange(seen[0], seen[-1] + 1) if len(seen) else np.arange(0)
     law = np.full(len(bucket), np.nan) if found.law is None else found.law.alive()[bucket]
     return pd.DataFrame(
@@ -101,9 +100,9 @@ def _placed(rows: Any) -> Any:
         | {
             "bucket": bucket,
             "seconds": BOUNDS[bucket],
-            "finished": sample.finished[bucket],
-            "censored": sample.censored[bucket],
-            "crashes_per_second": sample.crashes_per_second,
+            "finished": found.done[bucket],
+            "censored": found.cut[bucket],
+            "crashes_per_second": found.sample.crashes_per_second,
             "law": law,
             "reach_s": found.reach_s,
         }
