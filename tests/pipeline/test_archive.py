@@ -110,6 +110,10 @@ def test_rows_without_a_group_are_one_in_a_fifo_queue(spark: Any, stage: Stage) 
         assert replay(spark, table, stage.url(name=queue.name)) == 3
         assert left(queue) == 3
         assert {each.group for each in queue.receive(10)} == {"table"}
+        other = stage.directory / "other"
+        spark.createDataFrame([("x", "1"), ("y", "1")], "body string, `order.no` string").write.parquet(str(other))
+        assert replay(spark, other, stage.url(name=queue.name), key="order.no") == 2
+        assert queue.stats().visible == 1
 
 
 @pytest.mark.slow

@@ -254,12 +254,17 @@ def replay(
         order = [name for name in _ORDER if name in rows.columns]
         # One partition, so that the order stays.
         rows = rows.coalesce(1).sortWithinPartitions(*order) if order else rows
-    wanted = [name for name in rows.columns if name in _SENT or name == key]
+    wanted = [_quoted(name) for name in rows.columns if name in _SENT or name == key]
     writer = rows.select(*wanted).write.format("veilmq").option("url", queue).mode("append")
     with row_by_row(spark):
         number = _counted(rows, where)
         (writer if key is None else writer.option("key", key)).save()
     return number
+
+
+def _quoted(name: str) -> str:
+    """For Spark, which takes `a.b` for a member of `a`."""
+    return f"`{name.replace('`', '``')}`"
 
 
 def group_of(table: str) -> str:
