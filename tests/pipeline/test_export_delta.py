@@ -3,6 +3,7 @@
 import secrets
 import signal
 import subprocess
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from functools import partial
@@ -239,14 +240,25 @@ def test_expiries_of_a_day_before_leave_no_gap(table: pa.Table, kept: Kept) -> N
 
 
 def test_duckdb_reads_it(table: pa.Table, kept: Kept) -> None:
+    details = table["detail"].to_pylist()
+    details[2_000] = "x" * 5_000  # a footer has no bounds of so long a text
+    table = table.set_column(table.schema.get_field_index("detail"), "detail", pa.array(details))
     export(MadeUp(table), kept.directory, file_rows=1_500, kept=keep_as_delta)
     actions = pa.table(kept.table().get_add_actions(flatten=True)).to_pylist()
-    assert min((each["min.offset"], each["max.offset"]) for each in actions) == (0, 1_499)
+    assert {(0, 1_499), (None, None)} < {(each["min.offset"], each["max.offset"]) for each in actions}
     events: Any = kept.table().to_pyarrow_dataset()
     with duckdb.connect() as quack:
         quack.register("events", events)
         found = quack.sql('SELECT kind, count(*) FROM events WHERE "offset" >= 700 GROUP BY kind').fetchall()
         ((of_a_day,),) = quack.sql("SELECT count(*) FROM events WHERE day = DATE '2026-01-01'").fetchall()
+        since = """"at" >= epoch_us(TIMESTAMP '2026-01-02')"""
+        of_kind = dict(quack.sql("SELECT kind, count(*) FROM events WHERE kind != 'sent' GROUP BY kind").fetchall())
+        ((empty, full),) = quack.sql('SELECT count(*), count(detail) FROM events WHERE "group" IS NULL').fetchall()
+        ((by_instant,),) = quack.sql(f"SELECT count(*) FROM events WHERE {since}").fetchall()
     expected = table.slice(700).group_by("kind").aggregate([("kind", "count")]).to_pylist()
     assert sorted(found) == sorted((each["kind"], each["kind_count"]) for each in expected)
     assert 0 < of_a_day < table.num_rows
+    assert of_kind == Counter(kind for kind in table["kind"].to_pylist() if kind != "sent")
+    assert (empty, full) == (table.num_rows, table.num_rows - table["detail"].null_count)
+    second = pc.sum(pc.greater_equal(table["at"], table["at"][0].as_py() + round(DAY * 1e6))).as_py()
+    assert by_instant == second > table.num_rows - of_a_day, "a file's events may be of more than one day"

@@ -253,7 +253,9 @@ def keep_as_delta(directory: Place | str) -> None:
             rows, stats = stats_of(named)
             day = {"day": named.parent.name.removeprefix("day=")}
             size = named.stat().st_size if isinstance(named, Path) else named.size_bytes()
-            file = Written(f"{named.parent.name}/{named.name}", size, rows, HISTORY, partition=day, stats=stats)
+            file = Written(
+                f"{named.parent.name}/{named.name}", size, rows, HISTORY, partition=day, stats=_told(rows, stats)
+            )
             after = -1 if kept is None else kept
             is_new = add_files(str(directory), _HISTORY_SCHEMA, [file], HISTORY, following, after=after)
             known, kept = kept, following if is_new else offset_kept(directory)
@@ -294,13 +296,27 @@ def _table(directory: Place) -> Any:
 
 
 def stats_of(path: Place) -> tuple[int, dict[str, Any]]:
-    """How many events a file holds, and what a reader of the table skips it by. Raises HistoryGap."""
+    """How many events a file holds, and what a reader of the table skips it by: of each column the lowest and the
+    highest value, where the file tells them, and how often it is null. Raises HistoryGap."""
     metadata = footer_of(path)
-    found: dict[str, Any] = {"minValues": {}, "maxValues": {}}
-    for name in ("offset", "at"):
-        at = metadata.schema.names.index(name)
-        groups = [metadata.row_group(each).column(at).statistics for each in range(metadata.num_row_groups)]
-        if all(each is not None and each.has_min_max for each in groups):
-            found["minValues"][name] = min(each.min for each in groups)
-            found["maxValues"][name] = max(each.max for each in groups)
+    found: dict[str, Any] = {"minValues": {}, "maxValues": {}, "nullCount": {}}
+    groups = [metadata.row_group(each) for each in range(metadata.num_row_groups)]
+    for at, name in enumerate(metadata.schema.names):
+        told = [(group.num_rows, group.column(at).statistics) for group in groups]
+        if any(each is None or not each.has_null_count for _, each in told):
+            continue
+        found["nullCount"][name] = sum(each.null_count for _, each in told)
+        valued = [each for rows, each in told if each.null_count < rows]
+        if valued and all(each.has_min_max for each in valued):
+            found["minValues"][name] = min(each.min for each in valued)
+            found["maxValues"][name] = max(each.max for each in valued)
     return metadata.num_rows, found
+
+
+def _told(rows: int, stats: dict[str, Any]) -> dict[str, Any]:
+    """What the log gets. deltalake takes a column without bounds for one that is always null, and would skip the file
+    for any filter on it: so there are the bounds of all columns or of none."""
+    nulls = stats["nullCount"]
+    if all(name in stats["minValues"] or nulls.get(name) == rows for name in ARROW_SCHEMA.names):
+        return stats
+    return {"nullCount": nulls}
