@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from tests.client.worker_stage import Stage
 
+from veilmq.client import documents
 from veilmq.client.adapters.veil import VeilAccount
-from veilmq.client.encrypted import EncryptedQueue
+from veilmq.client.encrypted import EncryptedQueue, Keys, new_key
 from veilmq.client.keeper import LeaseKeeper
 from veilmq.client.large import LargeMessageQueue, SharedBodies
 from veilmq.client.ordered import LocalFile, OrderedQueue, OrderedReceiver, OrderedSender, TableStorage, run
@@ -20,10 +21,16 @@ from veilmq.client.routed import Route, RoutedQueue
 from veilmq.client.timeouts import AdaptiveTimeout, Costs, PublishedPlan, ThresholdTimeout
 from veilmq.client.transaction import Times, TransactionQueue
 from veilmq.client.unreadable import DeadLetters, keep
-from veilmq.client.worker import Backoff, TableGuard, Worker
+from veilmq.client.worker import Backoff, DirectoryGuard, TableGuard, Worker
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import ParameterInvalid
 from veilmq.testing.client_contract import for_each
+
+
+class Checker:
+    def checkTransactionStatus(self, _: Any) -> bool:
+        return True
+
 
 Make = Callable[[Stage, Path, dict[str, Any]], object]
 
@@ -48,11 +55,11 @@ def _sender(stage: Stage, home: Path, given: dict[str, Any]) -> object:
     return OrderedSender(stage.queue, LocalFile(home / "state"), **given)
 
 
-def _relay(stage: Stage, home: Path, given: dict[str, Any]) -> object:
+def _relay(stage: Stage, home: Path, given: dict[str, Any]) -> Relay:
     return Relay(Outbox(), lambda: sqlite3.connect(home / "rows.db"), stage.queue, **given)
 
 
-def _large(stage: Stage, home: Path, given: dict[str, Any]) -> object:
+def _large(stage: Stage, home: Path, given: dict[str, Any]) -> LargeMessageQueue:
     return LargeMessageQueue(stage.queue, f"file://{home}/large", unreadable=keep, **given)
 
 
@@ -72,7 +79,15 @@ PARAMETERS: dict[str, tuple[Make, tuple[str, ...]]] = {
     "OrderedReceiver": (_ordered, ("lease", "gap_timeout", "in_hand_max", "buffer_max", "tell_gap", "keeper")),
     "OrderedSender": (_sender, ("check_every",)),
     "Relay": (_relay, ("batch", "hold", "check_every")),
-    "LargeMessageQueue": (_large, ("threshold_bytes", "body_bytes_max")),
+    "prune": (lambda stage, home, given: _relay(stage, home, {}).prune(**given), ("older_than",)),
+    "steady": (lambda stage, _, given: LeaseKeeper.steady(stage.queue, **given), ("extend", "every")),
+    "sweep of a guard": (lambda _, home, given: DirectoryGuard(home / "guard").sweep(**given), ("before",)),
+    "Outbox": (lambda _, __, given: Outbox(**given), ("table", "paramstyle")),
+    "LargeMessageQueue": (_large, ("threshold_bytes", "body_bytes_max", "retention")),
+    "sweep": (
+        lambda stage, home, given: _large(stage, home, {}).sweep(**{"older_than": 1e9, **given}),
+        ("older_than", "dead_letters"),
+    ),
     "Times": (_transaction, ("timeout", "check_every", "ask_every", "half_life")),
     "PublishedPlan": (
         lambda stage, _, given: PublishedPlan(stage.queue, **given), ("default", "margin", "every"),
@@ -80,13 +95,14 @@ PARAMETERS: dict[str, tuple[Make, tuple[str, ...]]] = {
     "SharedBodies": (
         lambda _, home, given: SharedBodies(f"file://{home}/large", "news", **given), ("threshold_bytes",),
     ),
-    "ObjectStore": (lambda _, home, given: ObjectStore(f"file://{home}/large", **given), ("attempts",)),
+    "ObjectStore": (lambda _, home, given: ObjectStore(f"file://{home}/large", **given), ("attempts", "pause")),
+    "RoutedQueue": (lambda stage, _, given: RoutedQueue(default=stage.queue, **given), ("routes",)),
     "Route": (lambda stage, _, given: RoutedQueue({}, Route(stage.queue, **given)), ("lease",)),
     "ThresholdTimeout": (
         lambda _, __, given: ThresholdTimeout(**given),
         ("timeout", "failures", "window", "factor", "longest", "margin"),
     ),
-    "AdaptiveTimeout": (lambda _, __, given: AdaptiveTimeout(**given), ("shortest", "longest", "half_life")),
+    "AdaptiveTimeout": (lambda _, __, given: AdaptiveTimeout(**given), ("costs", "shortest", "longest", "half_life")),
     "Costs": (
         lambda _, __, given: Costs(**given),
         ("recovery", "duplicate", "extend", "crashes_per_second", "late_share", "late_mean"),
@@ -125,8 +141,17 @@ PARAMETERS: dict[str, tuple[Make, tuple[str, ...]]] = {
         lambda stage, _, given: Relay(**{"outbox": Outbox(), "connect": print, "queue": stage.queue, **given}),
         ("outbox", "connect", "queue"),
     ),
-    "TableGuard": (lambda _, __, given: TableGuard(**given), ("connect",)),
-    "TableStorage": (lambda _, __, given: TableStorage(name="numbers", **given), ("connect",)),
+    "TableGuard": (lambda _, __, given: TableGuard(**{"connect": print, **given}), ("connect", "table")),
+    "TableStorage": (
+        lambda _, __, given: TableStorage(**{"connect": print, "name": "numbers", **given}),
+        ("connect", "table", "paramstyle"),
+    ),
+    "documents": (
+        lambda stage, _, given: documents.TransactionQueue(
+            stage.queue.account, **{"queue": stage.queue, "log": stage.make("log"), "checker": Checker(), **given}
+        ),
+        ("queue", "log", "checker", "parked"),
+    ),
     "VeilAccount": (lambda _, __, given: VeilAccount("127.0.0.1", **given), ("timeout", "connect_timeout")),
 }  # fmt: skip
 
@@ -149,17 +174,13 @@ def test_a_parameter_of_another_type_is_told_by_its_name(
     assert refused.value.parameter == name
 
 
-def test_what_is_looked_for_may_be_looked_for_once(stage: Stage, tmp_path: Path) -> None:
-    endless = float("inf")
-    PublishedPlan(stage.queue, every=endless)
-    OrderedSender(stage.queue, LocalFile(tmp_path / "state"), check_every=endless).close()
-    _relay(stage, tmp_path, {"check_every": endless})
-
-
-def test_what_may_last_may_last_for_ever(stage: Stage) -> None:
+def test_what_may_last_may_last_for_ever(stage: Stage, tmp_path: Path) -> None:
     endless = float("inf")
     ThresholdTimeout(30, longest=endless, window=endless, factor=endless)
     AdaptiveTimeout(longest=endless, half_life=endless)
+    PublishedPlan(stage.queue, every=endless)
+    OrderedSender(stage.queue, LocalFile(tmp_path / "state"), check_every=endless).close()
+    _relay(stage, tmp_path, {"check_every": endless})
     with Receiver(stage.queue) as receiver, LeaseKeeper(stage.queue) as keeper:
         for close in (receiver.close, keeper.close):
             close(deadline=-0.001)  # a deadline that is over
@@ -195,3 +216,18 @@ def test_so_is_one_of_a_call(stage: Stage, tmp_path: Path, wrong: Any) -> None:
         stage.worker(stage.note, keeper={"bogus": wrong})
     with Relay(Outbox(), print, stage.queue) as relay, pytest.raises(ParameterInvalid, match="count_max"):
         relay.failures(wrong)
+
+
+def test_what_is_named_is_named_by_a_text(stage: Stage) -> None:
+    """The number of an order, say."""
+    relay = Relay(Outbox(), print, stage.queue)
+    for parameter, call in (
+        ("deduplication_id", lambda: Outbox().add(None, "a", deduplication_id=0)),  # type: ignore[arg-type]
+        ("identity", lambda: relay.retry(7)),  # type: ignore[arg-type]
+        ("name", lambda: TableStorage(print, 7)),  # type: ignore[arg-type]
+        ("marking", lambda: OrderedSender(stage.queue, LocalFile("state"), marking=7)),  # type: ignore[arg-type]
+        ("bound_to", lambda: EncryptedQueue(stage.queue, Keys(new_key()), unreadable=keep, bound_to=7)),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(ParameterInvalid) as refused:
+            call()
+        assert refused.value.parameter == parameter

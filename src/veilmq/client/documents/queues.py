@@ -75,7 +75,7 @@ class _Lent(Wrapping):
         """Does nothing: the caller closes the queue."""
 
 
-def queue_of(source: AnyQueue, *, owned: bool = False) -> Queue:
+def queue_of(source: AnyQueue, *, owned: bool = False, parameter: str = "queue") -> Queue:
     """Our queue for `source`. Closing it closes only what was opened here: our queue over an SDK's object; with
     `owned`, also the given queue.
 
@@ -87,8 +87,12 @@ def queue_of(source: AnyQueue, *, owned: bool = False) -> Queue:
         ours: Queue = source
         return ours if owned else _Lent(ours)
     if isinstance(source, str):
-        raise ParameterInvalid(parameter="queue", reason="must be a queue, not text: veilmq.connect(url) gives one")
-    return connect(source)
+        raise ParameterInvalid(parameter=parameter, reason="must be a queue, not text: veilmq.connect(url) gives one")
+    try:
+        return connect(source)
+    except ParameterInvalid as error:
+        named = parameter if error.parameter == "source" else error.parameter
+        raise ParameterInvalid(parameter=named, reason=error.reason) from error
 
 
 def wait_within(capabilities: Capabilities, seconds: float) -> float:
@@ -224,7 +228,7 @@ class SecurityQueue(MessageQueue):
         with ExitStack() as undo:
             inner = undo.enter_context(queue_of(queue))
             if deadLetterQueue is not None:
-                self._dead_letters = undo.enter_context(queue_of(deadLetterQueue))
+                self._dead_letters = undo.enter_context(queue_of(deadLetterQueue, parameter="deadLetterQueue"))
             keys = Keys(key) if isinstance(key, Key) else key
             self.queue = EncryptedQueue(inner, keys, unreadable=self._set_aside(), algorithms=allowed)
             undo.pop_all()
@@ -242,9 +246,9 @@ class BigMessageSizeQueue(MessageQueue):
         """deadLetterQueue: where messages go whose object is missing or damaged; without one they stay in the queue and
         come again."""
         with ExitStack() as undo:
-            inner = undo.enter_context(queue_of(cq))
+            inner = undo.enter_context(queue_of(cq, parameter="cq"))
             if deadLetterQueue is not None:
-                self._dead_letters = undo.enter_context(queue_of(deadLetterQueue))
+                self._dead_letters = undo.enter_context(queue_of(deadLetterQueue, parameter="deadLetterQueue"))
             place = f"{ossClient.rstrip('/')}/{ossBucketName}"
             self.queue = LargeMessageQueue(inner, place, unreadable=self._set_aside())
             undo.pop_all()
@@ -298,10 +302,10 @@ class TransactionQueue(MessageQueue):
         with ExitStack() as undo:
             self.queue = ours.TransactionQueue(
                 undo.enter_context(queue_of(queue, owned=owned)),
-                undo.enter_context(queue_of(log, owned=owned)),
+                undo.enter_context(queue_of(log, owned=owned, parameter="log")),
                 lambda prepared: checker.checkTransactionStatus(_message(prepared)),
                 times=times,
-                parked=None if parked is None else queue_of(parked, owned=False),
+                parked=None if parked is None else queue_of(parked, parameter="parked"),
             )
             undo.pop_all()
         self.queue.checker.start()

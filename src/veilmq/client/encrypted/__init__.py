@@ -64,7 +64,7 @@ class EncryptedQueue(Wrapping):
         super().__init__(inner)
         if isinstance(accepts, str):
             raise ParameterInvalid(parameter="accepts", reason="must be a collection of names")
-        name = inner.name if bound_to is None else bound_to
+        name = inner.name if bound_to is None else checks.name(bound_to, "bound_to")
         if not 1 <= len(name) <= _NAME_CHARACTERS_MAX:
             raise ParameterInvalid(parameter="bound_to", reason=f"must have 1 to {_NAME_CHARACTERS_MAX} characters")
         self._cipher = Cipher(keys, algorithms, name, accepts)

@@ -97,7 +97,7 @@ class LeaseKeeper(Closing, OfProcess):
     def steady(cls, queue: Queue, extend: float = 120, every: float = 60, *, clock: Clock = SYSTEM) -> Self:
         """A keeper that extends to `extend` seconds every `every` seconds (document 004). Raises like the
         constructor."""
-        lead = extend - every
+        lead = checks.positive(extend, "extend") - checks.positive(every, "every")
         if lead <= 0:
             raise ParameterInvalid(parameter="every", reason=f"{every:g} s is not below extend = {extend:g} s")
         life = lead / 3

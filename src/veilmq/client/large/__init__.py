@@ -116,7 +116,7 @@ class LargeMessageQueue(Wrapping):
         """May be changed at any time; so may `delete_object`."""
         self._body_bytes_max = body_bytes_max
         self.delete_object = delete_object
-        self._retention = retention
+        self._retention = None if retention is None else checks.positive(retention, "retention")
         self._clock = clock
         self._policy = checked_policy(unreadable, inner)
         self._fetcher = Fetcher(inner, self.store, self._form, body_bytes_max, self._policy, clock)
@@ -410,12 +410,13 @@ def _longest_life(queue: Queue, retention: float | None, dead_letters: Sequence[
     Raises ParameterInvalid if a queue does not report its retention and none was given.
     """
     life = _retention(queue) if retention is None else retention
-    return life + sum(_retention(each) for each in dead_letters)
+    letters = [checks.queue(each, "dead_letters") for each in checks.batch(dead_letters, "dead_letters")]
+    return life + sum(map(_retention, letters))
 
 
 def _checked_age(older_than: float, life: float) -> float:
     """The age. Raises ParameterInvalid if an object of that age may still belong to a live message."""
-    if not older_than >= life + MARGIN:  # also refuses NaN
+    if checks.positive(older_than, "older_than", may_be_endless=True) < life + MARGIN:
         reason = (
             f"must be {life + MARGIN:.0f} s at least: messages live {life:.0f} s, and clocks differ; not {older_than}"
         )

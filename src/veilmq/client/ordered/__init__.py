@@ -327,13 +327,13 @@ class TableStorage(OwnedStorage):
 
         Raises ParameterInvalid; later, the driver's errors.
         """
-        if not 1 <= len(name) <= NAME_CHARACTERS_MAX:
+        if not 1 <= len(checks.name(name)) <= NAME_CHARACTERS_MAX:
             reason = f"must have 1 to {NAME_CHARACTERS_MAX} characters, not {name!r}"
             raise ParameterInvalid(parameter="name", reason=reason)
         self.name = name
         self._table = table_name(table)
         self._create = create
-        self._paramstyle = paramstyle
+        self._paramstyle = paramstyle if paramstyle is None else paramstyle_of(paramstyle, None)
         self._connection = OneConnection(connect)
         super().__init__(str(self), clock, hold_seconds)
         self._version = 0

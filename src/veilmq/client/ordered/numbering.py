@@ -19,6 +19,7 @@ from veilmq.client.errors import QueueRecreated, StateInvalid, StorageHeld, Tran
 from veilmq.client.messages import Message, Peeked, original, plain
 from veilmq.client.ordered.storage import LockedStorage
 from veilmq.client.queue import Capabilities, Queue
+from veilmq.client.shared import checks
 from veilmq.client.shared.threads import Closing, OfProcess
 from veilmq.model.errors import ParameterInvalid
 
@@ -107,7 +108,7 @@ def marking_of(form: str, capabilities: Capabilities) -> Marking:
     """form: `auto` (an attribute if the queue has attributes, else the body), `attribute`, `body`, or a text with `num`
     between marks, such as the document's `#num#`. Raises ParameterInvalid.
     """
-    if form == "auto":
+    if checks.name(form, "marking") == "auto":
         return AttributeMarking() if capabilities.attributes else BodyMarking()
     if form == "attribute":
         if not capabilities.attributes:

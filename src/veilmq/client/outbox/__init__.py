@@ -52,7 +52,7 @@ class Outbox:
     def __init__(self, *, table: str = "veilmq_outbox", paramstyle: str | None = None) -> None:
         """paramstyle: the driver's; None: read from its module. Raises ParameterInvalid."""
         self.table = table_name(table)
-        self._paramstyle = paramstyle
+        self._paramstyle = paramstyle if paramstyle is None else paramstyle_of(paramstyle, None)
 
     def ddl(self, dialect: str = "sqlite") -> tuple[str, ...]:
         """The statements that create the table and its index. dialect: sqlite, postgresql or mysql.
@@ -84,6 +84,8 @@ class Outbox:
         """
         whole = as_message(message)
         text_bytes(whole.body)
+        if deduplication_id is not None:
+            checks.name(deduplication_id, "deduplication_id")
         identity = deduplication_id or whole.deduplication_id or secrets.token_hex(16)
         if len(identity) > ID_CHARACTERS_MAX:
             reason = f"must have at most {ID_CHARACTERS_MAX} characters"
@@ -227,13 +229,15 @@ class Relay(Closing, Anew):
             return [Failure(*row) for row in self._outbox.run(cursor, statement).fetchall()]
 
     def retry(self, identity: str) -> bool:
-        """Try a failed row again; False if there is none with that id."""
+        """Try a failed row again; False if there is none with that id. Raises ParameterInvalid."""
+        checks.name(identity, "identity")
         statement = f"UPDATE {self._outbox.table} SET failure = NULL WHERE id = ? AND failure IS NOT NULL"
         with self._alone(), self._connection.transaction() as cursor:
             return bool(self._outbox.run(cursor, statement, (identity,)).rowcount == 1)
 
     def prune(self, older_than: float) -> int:
-        """Delete rows that were sent more than `older_than` seconds ago; return how many."""
+        """Delete rows that were sent more than `older_than` seconds ago; return how many. Raises ParameterInvalid."""
+        checks.remaining(older_than, "older_than")
 
         def delete(cursor: Any) -> int:
             statement = f"DELETE FROM {self._outbox.table} WHERE sent < {self._now()} - ?"

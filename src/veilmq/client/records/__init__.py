@@ -262,6 +262,7 @@ class ObjectStore:
         if split is None or "::" in url or not split[2].strip("/") or _DOTS.search(split[2]):
             raise ParameterInvalid(parameter="url", reason="must be scheme://bucket/prefix, as in s3://bucket/large")
         checks.at_least(attempts, "attempts", 1)
+        checks.not_negative(pause, "pause")
         self.url = url.rstrip("/")
         self.scheme = split[1]
         try:

@@ -45,11 +45,11 @@ Connect = Callable[[], Any]
 """Makes a new DB-API connection, not in autocommit mode."""
 
 
-def table_name(name: str) -> str:
+def table_name(name: Any) -> str:
     """A name that is safe in a statement: letters, digits, `_`, at most one dot. Raises ParameterInvalid."""
-    if not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ParameterInvalid(parameter="table", reason=f"must be a plain name such as veilmq or app.veilmq: {name!r}")
-    return name
+    return str(name)
 
 
 def paramstyle_of(given: str | None, near: Any) -> str:

@@ -68,6 +68,7 @@ class RoutedQueue(Closing):
         other. by: returns a message's type; default: `Message.type`. name: of the whole; None: the default queue's.
         Raises ParameterInvalid: two queues of one name, or two leases for one queue."""
         checks.function(by, "by")
+        checks.object_with(routes, "routes", "items")
         self._default = _route(default, "default")
         self._by = by
         self._name = name

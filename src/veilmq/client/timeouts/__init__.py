@@ -105,6 +105,8 @@ class AdaptiveTimeout:
         """
         if checks.positive(shortest, "shortest") >= checks.positive(longest, "longest", may_be_endless=True):
             raise ParameterInvalid(parameter="shortest", reason=f"{shortest!r} is not below longest, {longest!r}")
+        if not isinstance(costs, Costs | None):
+            raise ParameterInvalid(parameter="costs", reason=f"must be Costs, not {type(costs).__name__}")
         self._costs = costs or Costs()
         self._shortest = shortest
         self._longest = longest

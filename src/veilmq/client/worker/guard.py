@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from veilmq.client.records import FileRecords, Records, Seen
 from veilmq.client.records.tables import Connect, TableRecords
+from veilmq.client.shared import checks
 from veilmq.client.shared.threads import Closing
 from veilmq.model.errors import Overloaded
 
@@ -202,7 +203,8 @@ class DirectoryGuard(RecordGuard):
 
     def sweep(self, before: float) -> int:
         """Delete records that are done or overdue and were last written before `before` (Unix seconds). Returns how
-        many."""
+        many. Raises ParameterInvalid."""
+        checks.remaining(before, "before")
 
         def is_over(content: bytes) -> bool:
             record = _decoded(content)
