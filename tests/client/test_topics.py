@@ -320,6 +320,7 @@ class TestMaking:
         [
             ({"queue_names": "a"}, "queue_names"),
             ({"queue_names": []}, "queue_names"),
+            ({"queue_names": [7]}, "queue_names"),
             ({"queue_names": ["a", "a"]}, "queue_names"),
             ({"queue_names": {"x": "a", "y": "a"}}, "queue_names"),
             ({"tags": {"z": ["x"]}}, "tags"),

@@ -17,6 +17,8 @@ from msgspec.structs import replace
 from tests.client.too_deep import TOO_DEEP
 from tests.support.embedded import EmbeddedClient
 
+from veilmq.client.adapters.connect import connect
+from veilmq.client.adapters.embedded import EmbeddedAccount
 from veilmq.client.encrypted import EncryptedQueue, Keys, new_key
 from veilmq.client.errors import TransportError
 from veilmq.client.messages import Message, Received, Sent, Template
@@ -893,13 +895,18 @@ def test_a_queue_whose_half_messages_would_appear_is_refused(embedded: EmbeddedC
     assert [message.body for message in queue.receive()] == ["order 7"]
 
 
-def test_forms_and_logs_that_cannot_be_are_refused(logged: Place) -> None:
+def test_forms_and_logs_that_cannot_be_are_refused(logged: Place, tmp_path: Path) -> None:
     with pytest.raises(CapabilityMissing):
         logged.opened(form="hidden")
     with pytest.raises(ParameterInvalid, match="form"):
         logged.opened(form="half")
     with pytest.raises(ParameterInvalid, match="another queue"):
         logged.opened(log=logged.queue)
+    with EmbeddedAccount(tmp_path / "other") as account:  # two objects of one queue
+        account.create("orders")
+        same = connect(f"veil://{tmp_path}/other?queue=orders")
+        with same, pytest.raises(ParameterInvalid, match="another queue"):
+            TransactionQueue(account.queue("orders"), same, logged.ledger.check, form="logged")
 
 
 def test_messages_that_cannot_be_are_refused_before_the_operation(place: Place) -> None:

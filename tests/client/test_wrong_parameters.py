@@ -19,7 +19,8 @@ from veilmq.client.receiver import Receiver
 from veilmq.client.records import ObjectStore
 from veilmq.client.routed import Route, RoutedQueue
 from veilmq.client.timeouts import AdaptiveTimeout, Costs, PublishedPlan, ThresholdTimeout
-from veilmq.client.transaction import Times, TransactionQueue
+from veilmq.client.topics import create_pull_topic
+from veilmq.client.transaction import Times, TransactionQueue, Verdict
 from veilmq.client.unreadable import DeadLetters, keep
 from veilmq.client.worker import Backoff, DirectoryGuard, TableGuard, Worker
 from veilmq.client.wrapping import Wrapping
@@ -61,6 +62,10 @@ def _relay(stage: Stage, home: Path, given: dict[str, Any]) -> Relay:
 
 def _large(stage: Stage, home: Path, given: dict[str, Any]) -> LargeMessageQueue:
     return LargeMessageQueue(stage.queue, f"file://{home}/large", unreadable=keep, **given)
+
+
+def _unknown(_: object) -> Verdict:
+    return Verdict.UNKNOWN
 
 
 def _transaction(stage: Stage, _: Path, given: dict[str, Any]) -> object:
@@ -129,6 +134,20 @@ PARAMETERS: dict[str, tuple[Make, tuple[str, ...]]] = {
     ),
     "OrderedReceiver of": (
         lambda _, home, given: OrderedReceiver(storage=LocalFile(home / "state"), **given), ("queue",),
+    ),
+    "a topic": (
+        lambda _, home, given: create_pull_topic(topic="t", queue_names=["a"], definitions=f"file://{home}", **given),
+        ("account",),
+    ),
+    "a split": (
+        lambda stage, _, given: RoutedQueue.create(
+            **{"account": stage.queue.account, "base_name": "media", "split": [], **given}
+        ),
+        ("account",),
+    ),
+    "settle_parked": (
+        lambda stage, _, given: TransactionQueue(stage.queue, stage.make("log"), _unknown).settle_parked(**given),
+        ("decide",),
     ),
     "run": (
         lambda stage, _, given: run(stage.queue, **{"handler": print, "idle": 0.01, **given}),  # type: ignore[arg-type]
@@ -218,7 +237,7 @@ def test_so_is_one_of_a_call(stage: Stage, tmp_path: Path, wrong: Any) -> None:
         relay.failures(wrong)
 
 
-def test_what_is_named_is_named_by_a_text(stage: Stage) -> None:
+def test_what_is_named_is_named_by_a_text(stage: Stage, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The number of an order, say."""
     relay = Relay(Outbox(), print, stage.queue)
     for parameter, call in (
@@ -231,3 +250,8 @@ def test_what_is_named_is_named_by_a_text(stage: Stage) -> None:
         with pytest.raises(ParameterInvalid) as refused:
             call()
         assert refused.value.parameter == parameter
+    stage.send("a")
+    guard = DirectoryGuard(tmp_path)
+    counts = stage.work(stage.note, guard=guard, guard_key=lambda shown: 7 if shown.receive_count == 1 else "7")
+    assert counts.outcomes == {"failed": 1, "done": 1}
+    assert "guard_key: must be a str, not int" in caplog.text

@@ -250,6 +250,8 @@ def subscriptions_of(
     if isinstance(queue_names, str) or not queue_names:
         raise ParameterInvalid(parameter="queue_names", reason="must be names of queues, one at least")
     named = dict(queue_names) if isinstance(queue_names, Mapping) else {name: name for name in queue_names}
+    for name in (*named, *named.values()):
+        checks.name(name, "queue_names")
     if len(named) != len(queue_names) or len(set(named.values())) != len(named):
         raise ParameterInvalid(
             parameter="queue_names", reason="a queue is there twice: it would get every message twice"

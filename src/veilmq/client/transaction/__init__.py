@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.errors import may_have_happened
 from veilmq.client.messages import Message, Received, Template
-from veilmq.client.queue import Queue
+from veilmq.client.queue import Queue, identity_of
 from veilmq.client.shared import checks
 from veilmq.client.shared.checks import as_message, check_sendable, text_bytes
 from veilmq.client.transaction.checker import Check, Checker, Committer, Compensate, hopeless, send_to
@@ -43,7 +43,7 @@ from veilmq.client.transaction.logbook import (
     times_for,
     verdict_of,
 )
-from veilmq.client.wrapping import Wrapping, changing_bodies
+from veilmq.client.wrapping import Wrapping, changing_bodies, innermost
 from veilmq.model.errors import LeaseError, ParameterInvalid, QueueExists, VeilError
 
 __all__ = [
@@ -119,7 +119,7 @@ class TransactionQueue(Wrapping):
         self.form = form_for(form, queue.capabilities)
         self.log = checks.queue(log, "log")
         self._clock = clock
-        if log.name == queue.name and log.account is queue.account:
+        if identity_of(innermost(log)) == identity_of(innermost(queue)):
             raise ParameterInvalid(parameter="log", reason="must be another queue")
         if parked is None and (pattern := changing_bodies(log)) is not None:
             reason = f"the log is in {pattern}, and <log>-parked would be a bare queue: pass one in the same pattern"
@@ -169,6 +169,7 @@ class TransactionQueue(Wrapping):
         Each is asked about once, however long `decide` takes. Their half messages have ended long ago, so a commit
         sends from the entry. Raises the errors of `decide` and of the queues.
         """
+        checks.function(decide, "decide")
         parked = self.parked()
         kept: dict[str, str] = {}
         settled: dict[str, bool] = {}

@@ -21,6 +21,7 @@ from functools import partial
 from typing import Final, Generic, Protocol, TypeVar
 
 from veilmq.client.clock import Clock
+from veilmq.client.shared import checks
 from veilmq.client.shared.threads import Alarm, DaemonPool
 from veilmq.client.worker.guard import Begun, Claim, Done, Guard, Prolonging, Superseded
 from veilmq.client.worker.job import STOPPED, Cause, Hand, HeldClaim, Result, Verdict, of_error
@@ -415,7 +416,8 @@ class Flow:
 
     def _begin(self, hand: Hand, guard: Guard) -> bool | None:
         """Like `_sort_out`; None: the message has the claim."""
-        key = hand.key if self.options["guard_key"] is None else self.options["guard_key"](hand.message)
+        key_of = self.options["guard_key"]
+        key = hand.key if key_of is None else checks.name(key_of(hand.message), "guard_key")
         held_until = hand.lease.held_until
         wall = self.clock.wall()
         until = wall + max(held_until - self.clock.monotonic(), 0.0)
