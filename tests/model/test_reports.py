@@ -1,6 +1,5 @@
 """The header `x-veilmq-outcome`: what is written is read again, and what breaks the grammar means nothing."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,7 +17,7 @@ from veilmq.model.messages import (
 from veilmq.testing.for_each import for_each
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("header", "report"),
     [
         (b"working", Report(Reported.WORKING)),
