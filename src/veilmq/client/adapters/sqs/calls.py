@@ -59,8 +59,7 @@ def new_clients(
 ) -> tuple[Any, Any]:  # fmt: skip
     """A boto3 client, and one for extensions, whose answers must come within EXTEND_SECONDS: botocore has no timeout of
     a call. What is None comes from boto3's own configuration. region_default: where that has no region. retries: as
-    boto3 is configured; else none. An extension is repeated once, within a second: botocore's pauses, up to 15 s in
-    all, are longer than what is left of many leases, and a keeper tries again by itself.
+    boto3 is configured; else none.
 
     Raises ParameterInvalid("url").
     """
@@ -69,8 +68,7 @@ def new_clients(
         retries=None if retries else {"total_max_attempts": 1},
         proxies={} if is_here(endpoint) else None,
     )
-    attempts = {"total_max_attempts": 2 if retries else 1}
-    short = named.merge(Config(connect_timeout=EXTEND_SECONDS, read_timeout=EXTEND_SECONDS, retries=attempts))
+    short = named.merge(Config(connect_timeout=EXTEND_SECONDS, read_timeout=EXTEND_SECONDS))
     try:
         session = _botocore_session()
         region = region or session.get_config_variable("region") or region_default
