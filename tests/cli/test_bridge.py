@@ -288,7 +288,7 @@ def test_a_url_is_never_shown(run: Run, data: str) -> None:
     assert ended.code == 4
     assert ended.err.startswith("veilmq: TO: ")
     connection_string = run("bridge", data + "from", "AccountName=name;AccountKey=s3cret")
-    assert connection_string.err == "veilmq: TO: must begin with veil://, sqs://, azure://, mns://, amqp://\n"
+    assert connection_string.err == "veilmq: TO: must begin with veil://, sqs://, azure://, mns://, amqp://, amqps://\n"
     assert "s3cret" not in ended.err
 
 

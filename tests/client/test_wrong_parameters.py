@@ -193,7 +193,7 @@ def test_a_parameter_of_another_type_is_told_by_its_name(
     assert refused.value.parameter == name
 
 
-def test_what_may_last_may_last_for_ever(stage: Stage, tmp_path: Path) -> None:
+def test_a_duration_that_may_be_endless_takes_infinity(stage: Stage, tmp_path: Path) -> None:
     endless = float("inf")
     ThresholdTimeout(30, longest=endless, window=endless, factor=endless)
     AdaptiveTimeout(longest=endless, half_life=endless)
@@ -237,7 +237,7 @@ def test_so_is_one_of_a_call(stage: Stage, tmp_path: Path, wrong: Any) -> None:
         relay.failures(wrong)
 
 
-def test_what_is_named_is_named_by_a_text(stage: Stage, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_name_that_is_no_text_is_refused(stage: Stage, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The number of an order, say."""
     relay = Relay(Outbox(), print, stage.queue)
     for parameter, call in (

@@ -18,10 +18,12 @@ from tests.support.sqlite import SMALL, SqliteFactory, store_of
 
 from veilmq.model.commands import Delete
 from veilmq.model.errors import ReceiptInvalid
+from veilmq.model.instant import DAY_US, SECOND_US, Instant
 from veilmq.model.messages import id_text
-from veilmq.model.settings.queue import QueueKey
 from veilmq.store.directory import DestinationTaken, DirectoryHeld, NotOurs
 from veilmq.store.sqlite.disk import connect
+from veilmq.store.sqlite.raw import assemble
+from veilmq.store.sqlite.raw.logs import read_wal
 from veilmq.store.sqlite.repair import Repair
 from veilmq.store.sqlite.repair.repair import EXPORT, repair
 from veilmq.store.sqlite.store import SqliteStore
@@ -344,10 +346,10 @@ def test_a_backup_newer_than_the_database_is_taken_in_its_place(stage: Stage, tm
     assert report.is_whole, report
     database.with_name("committed").write_text("lost\n")
     stage.open()
-    _leave_out_an_old_wal(stage, queue, tmp_path)
 
 
-def _leave_out_an_old_wal(stage: Stage, queue: QueueKey, tmp_path: Path) -> None:
+def test_a_wal_is_left_out_if_it_is_older_than_the_database(stage: Stage, tmp_path: Path) -> None:
+    queue = stage.create()
     database = store_of(stage).directory.database
     wal = Path(f"{database}-wal")
     for number in range(40):
@@ -365,6 +367,44 @@ def _leave_out_an_old_wal(stage: Stage, queue: QueueKey, tmp_path: Path) -> None
     assert report.found[1:] == ["veilmq.db-wal: left out, because veilmq.db is of a later moment"]
     assert sorted(path.name for path in database.parent.iterdir()) == before
     wal.unlink()
+    stage.open()
+
+
+def test_a_wal_is_not_left_out_because_a_checkpoint_was_under_way(stage: Stage, tmp_path: Path) -> None:
+    """A checkpoint copies pages in their order: the end of the history may be in the database before all else."""
+    queue = stage.create()
+    for number in range(700):
+        stage.send(queue, f"first {number} ".ljust(3_000, "x"))
+    for _ in range(66):
+        for delivery in stage.receive(queue, 10):
+            stage.delete(queue, delivery.handle)
+    stage.later(SECOND_US)
+    stage.sweep()
+    stage.reopen()
+    for number in range(240):
+        stage.send(queue, f"later {number} ".ljust(300, "x"))
+        if number % 6 == 5:
+            stage.later(SECOND_US)
+            stage.sweep()
+    database = store_of(stage).directory.database
+    stage.factory.kill(stage.store)
+    wal = read_wal(Path(f"{database}-wal"), PAGE_BYTES)
+    assemble(database, wal, tmp_path / "whole.db").close()
+    whole = (tmp_path / "whole.db").read_bytes()
+    pages = sorted(page for page in wal.newest() if page <= wal.pages)
+    os.truncate(f"{database}-wal", 32 + len(wal.frames) * 95 // 100 * FRAME_BYTES)
+    for part, done in enumerate([pages[at : at + 10] for at in range(0, len(pages) - 10, 10)]):
+        with database.open("r+b") as file:
+            for page in done:
+                file.seek((page - 1) * PAGE_BYTES)
+                file.write(whole[(page - 1) * PAGE_BYTES : page * PAGE_BYTES])
+        new = tmp_path / f"new {part}"
+        report = repaired(database.parent, new)
+        assert not [line for line in report.found if "left out" in line], (part, report)
+        with closing(SqliteStore(new, SMALL)) as there:
+            bodies = {message.body.rstrip("x") for message in everything_in(there, queue, Instant(stage.now + DAY_US))}
+        assert {f"later {number} " for number in range(200)} <= bodies, part
+    shutil.rmtree(database.parent)
     stage.open()
 
 

@@ -248,7 +248,7 @@ def ask_to_hand_over(session: Session, to: str, *, doubted: bool = False, anew: 
     if not to and not any(each.is_running for each in found):
         refuse_moved(shard)
         raise Unfit("no server of this cluster is running: start one")
-    if (to or not anew) and (why := _untakeable(found, shard.owner, to)):
+    if (to or not anew) and (why := _why_not_owner(found, shard.owner, to)):
         raise Unfit(why)
     if to and to == shard.owner and shard.holder is not None and not doubted:
         return shard.epoch  # it owns the queues already
@@ -261,7 +261,7 @@ def another(found: Sequence[Registered], name: str) -> bool:
     return any(each.name != name and each.is_running and not each.drained for each in found)
 
 
-def _untakeable(found: Sequence[Registered], owner: str, to: str) -> str:
+def _why_not_owner(found: Sequence[Registered], owner: str, to: str) -> str:
     if not to:
         return "" if another(found, owner) else "no other server could own the queues: start one, or undrain one"
     wanted = {each.name: each for each in found}.get(to)
@@ -342,9 +342,9 @@ class Status(msgspec.Struct, kw_only=True):
         """The one of that name."""
         return next((each for each in self.servers if each.name == name), None)
 
-    def untakeable(self, to: str) -> str:
+    def why_not_owner(self, to: str) -> str:
         """Why that server, or with an empty name any but the owner, could not own the queues; empty: it could."""
-        return _untakeable(self.servers, self.owner, to)
+        return _why_not_owner(self.servers, self.owner, to)
 
     @property
     def confirming(self) -> int:

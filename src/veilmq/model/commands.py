@@ -263,7 +263,7 @@ class Operate(msgspec.Struct, tag=True, kw_only=True, gc=False):
     asked: dict[str, Any]
     """For the history; nothing secret."""
     commands: tuple[Any, ...]
-    """Of one kind; no `Receive`. None: nothing runs, and the outcome says whether the command ran before."""
+    """Of one kind; no `Receive`. Empty: nothing runs, and the outcome says whether the command ran before."""
 
 
 class Sweep(msgspec.Struct, tag=True, kw_only=True, gc=False):

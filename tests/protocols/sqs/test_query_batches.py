@@ -15,7 +15,7 @@ from veilmq.model.outcomes import Deleted, Outcome, Received, Sent
 from veilmq.protocols import Request
 from veilmq.protocols.sqs.call import Call
 from veilmq.protocols.sqs.codec import Codec, Endpoint
-from veilmq.protocols.sqs.errors import Refusal
+from veilmq.protocols.sqs.errors import MALFORMED_QUERY_STRING, Refusal
 from veilmq.protocols.sqs.forms import query_answers, query_batches, query_form
 from veilmq.testing.for_each import for_each
 
@@ -85,6 +85,8 @@ ODD_FORMS = [
     SENDS + FIRST + "\\u0041",
     SENDS + FIRST + "%C3%A9",
     SENDS + FIRST + "é",
+    (SENDS + FIRST).encode() + b"\xff",
+    (SENDS + FIRST + "%").encode() + b"\x80",
     SENDS + FIRST + "a=b",
     SENDS + FIRST + "%4",
     SENDS + FIRST + "a&SendMessageBatchRequestEntry.1.Id=2",
@@ -103,8 +105,16 @@ ODD_FORMS = [
 
 
 @for_each("form", ODD_FORMS)
-def test_an_odd_batch_is_read_pair_by_pair(form: str) -> None:
-    assert outcome_of(form.encode(), plain=True) == outcome_of(form.encode(), plain=False)
+def test_an_odd_batch_is_read_pair_by_pair(form: str | bytes) -> None:
+    raw = form.encode() if isinstance(form, str) else form
+    assert query_batches.read_batch(raw) is None
+    assert outcome_of(raw, plain=True) == outcome_of(raw, plain=False)
+
+
+def test_what_takes_long_to_read_is_refused_before() -> None:
+    fault, text = outcome_of(b"Action=SendMessage&MessageBody=" + b"%" * 10_001, plain=True)
+    assert (fault, "percent signs" in text) == (MALFORMED_QUERY_STRING, True)
+    assert outcome_of(b"Action=SendMessage&MessageBody=" + b"%41" * 10_001, plain=True)[1].message_body == "A" * 10_001
 
 
 @given(forms())
@@ -117,9 +127,10 @@ def test_what_the_sdks_send_is_plain_and_what_is_odd_is_not() -> None:
     members = [("QueueUrl", URL)]
     members += [(f"SendMessageBatchRequestEntry.{n}.{m}", body) for n in range(1, 11) for m in ("Id", "MessageBody")]
     plain = f"Action=SendMessageBatch&Version=2012-11-05&{urlencode(members)}"
-    row, found = query_batches.read_batch(plain.encode()) or (None, None)
-    assert row is not None
-    assert [(each.id, each.message_body) for each in found.entries] == [(body, body)] * 10
+    for count in (1, 10):
+        row, found = query_batches.read_batch(plain.encode().rsplit(b"&", 20 - 2 * count)[0]) or (None, None)
+        assert row is not None
+        assert [(each.id, each.message_body) for each in found.entries] == [(body, body)] * count
     for odd in ["&x=y", "&SendMessageBatchRequestEntry.1.Id=1", "&SendMessageBatchRequestEntry.11.Id=1", "é", "%C3%A9"]:
         assert query_batches.read_batch((plain + odd).encode()) is None, odd
 
@@ -133,6 +144,8 @@ ASKED = {
     "SendMessageBatch that is partly refused": f"{BATCH}1.Id=a&{BATCH}1.MessageBody=a&{BATCH}2.Id=b",
     "ReceiveMessage": "MaxNumberOfMessages=2",
     "ReceiveMessage with attributes": "AttributeName.1=All",
+    "DeleteMessageBatch that is partly refused": "DeleteMessageBatchRequestEntry.1.Id=a"
+    "&DeleteMessageBatchRequestEntry.1.ReceiptHandle=h&DeleteMessageBatchRequestEntry.2.Id=b",
     "DeleteMessageBatch": "&".join(
         f"DeleteMessageBatchRequestEntry.{n}.{m}=h" for n in (1, 2) for m in ("Id", "ReceiptHandle")
     ).replace("2.Id=h", "2.Id=i"),
@@ -146,6 +159,7 @@ def test_a_plain_answer_is_written_in_one_step_as_from_its_result(asked: str, bo
     form = f"Action={action}&Version=2012-11-05&QueueUrl={quote(URL)}&{ASKED[asked]}"
     call = codec.decode(Request("POST", b"/", {}, form.encode(), "::1", False, "the-id"), at, at)
     assert isinstance(call, Call)
+    bodies = ["a&b<c>\rd", *bodies]
     came = [Delivery(bytes(16), 1, text, bytes(16), NO_EXTRAS, "me", 8, at, at, 1, at, "h") for text in bodies]
     right = {"Send": Sent(b"0123456789abcdef", 1, at, at, at), "Receive": Received(came), "Delete": Deleted()}
     outcomes: list[Outcome] = [right[type(command).__name__] for command in call.commands]

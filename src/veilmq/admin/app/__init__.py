@@ -263,13 +263,16 @@ class ClusterRoutes:
         wanted = inputs.decode(await answers.body_of(request) or b"{}", HandOverInput)
         cluster = self._cluster()
         found = (await cluster.report()).status
-        why_not = "" if found is None else found.untakeable(wanted.to)
+        why_not = "" if found is None else found.why_not_owner(wanted.to)
+        refusal = ParameterInvalid(parameter="to", reason=why_not)
+        if why_not and answers.command_id_of(request) is None:
+            raise refusal
         asked = operator.Asked("hand_over", "cluster", wanted)
         share = Share(name=_HANDOVER, value=wanted.to.encode(), replaces=True)
         _, headers = await answers.carry_out(request, self._service.shell, asked, [] if why_not else [share])
         if not headers:
             if why_not:
-                raise ParameterInvalid(parameter="to", reason=why_not)
+                raise refusal
             try:
                 await cluster.hand_over(wanted.to)
             except StoreFailed as error:

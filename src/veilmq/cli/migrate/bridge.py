@@ -145,8 +145,8 @@ class _Side:
             self._owner = ("amqp", parameters.virtual_host)
             self.origin = f"amqp {parts.hostname}:{parts.port} {parts.path} {name}"
         else:
-            if url.partition(":")[0].lower() not in SCHEMES:
-                schemes = ", ".join(f"{scheme}://" for scheme in (*SCHEMES, "amqp"))
+            if url.partition("://")[0].lower() not in SCHEMES:
+                schemes = ", ".join(f"{scheme}://" for scheme in (*SCHEMES, "amqp", "amqps"))
                 raise ParameterInvalid(parameter="url", reason=f"must begin with {schemes}")
             address = parse_url(url)
             name, create = address.queue, address.create

@@ -440,8 +440,8 @@ def _create(account: Queues, found: Sequence[Found], *, with_messages: bool) -> 
                     _send(queue, each, done)
         except QueueExists as error:
             done.wrong += 1
-            named = f"value of the tag {error.setting}" if error.setting in each.template.tags else error.setting
-            why = "is another queue's alias" if error.setting == NAME_TAKEN else f"exists with another {named}"
+            differs = "other tags" if error.setting == "tags" else f"another {error.setting}"
+            why = "is another queue's alias" if error.setting == NAME_TAKEN else f"exists with {differs}"
             print(f"left alone: queue {printable(each.name)} {why}", file=sys.stderr)
         except TransportError as error:
             advice = "A second run with --messages sends again what was sent." if done.sent else ""

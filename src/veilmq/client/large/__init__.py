@@ -116,7 +116,7 @@ class LargeMessageQueue(Wrapping):
         """May be changed at any time; so may `delete_object`."""
         self._body_bytes_max = body_bytes_max
         self.delete_object = delete_object
-        self._retention = None if retention is None else checks.positive(retention, "retention")
+        self._retention = None if retention is None else checks.positive(retention, "retention", may_be_endless=True)
         self._clock = clock
         self._policy = checked_policy(unreadable, inner)
         self._fetcher = Fetcher(inner, self.store, self._form, body_bytes_max, self._policy, clock)
@@ -370,9 +370,11 @@ class SharedBodies:
 
     def sweep(self, older_than: float, queues: Sequence[Queue], dead_letters: Sequence[Queue] = ()) -> Swept:
         """Like `LargeMessageQueue.sweep`, for the topic's objects; `queues`: all that the topic ever published to."""
-        if not queues:
+        published = [checks.queue(each, "queues") for each in checks.batch(queues, "queues")]
+        letters = checks.batch(dead_letters, "dead_letters")
+        if not published:
             raise ParameterInvalid(parameter="queues", reason="there must be one at least")
-        life = max(_longest_life(queue, None, dead_letters) for queue in queues)
+        life = max(_longest_life(queue, None, letters) for queue in published)
         age = _checked_age(older_than, life)
         return _sweep(self._store, self._directory, age, self._clock.wall())
 

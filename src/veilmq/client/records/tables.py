@@ -47,9 +47,10 @@ Connect = Callable[[], Any]
 
 def table_name(name: Any) -> str:
     """A name that is safe in a statement: letters, digits, `_`, at most one dot. Raises ParameterInvalid."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    found = _NAME.fullmatch(name) if isinstance(name, str) else None
+    if found is None:
         raise ParameterInvalid(parameter="table", reason=f"must be a plain name such as veilmq or app.veilmq: {name!r}")
-    return str(name)
+    return found[0]
 
 
 def paramstyle_of(given: str | None, near: Any) -> str:

@@ -119,7 +119,8 @@ class TransactionQueue(Wrapping):
         self.form = form_for(form, queue.capabilities)
         self.log = checks.queue(log, "log")
         self._clock = clock
-        if identity_of(innermost(log)) == identity_of(innermost(queue)):
+        is_named_alike = log.name == queue.name and log.account is queue.account
+        if is_named_alike or identity_of(innermost(log)) == identity_of(innermost(queue)):
             raise ParameterInvalid(parameter="log", reason="must be another queue")
         if parked is None and (pattern := changing_bodies(log)) is not None:
             reason = f"the log is in {pattern}, and <log>-parked would be a bare queue: pass one in the same pattern"

@@ -191,13 +191,13 @@ def _with_crashes(
     """Spread each crash over the interval in which it happened, in proportion to the attempts alive; for watched
     attempts, count the share that did not live to the end."""
     end = bucket_of(until)
-    low = np.concatenate([[0.0], BOUNDS[:-1]])
-    overlap = np.clip(np.minimum(until[:, None], BOUNDS) - np.maximum(alive[:, None], low), 0, None)
-    inside = np.clip((np.minimum(until[:, None], BOUNDS) + np.maximum(alive[:, None], low)) / 2, 0, None)
+    low, upper = np.concatenate([[0.0], BOUNDS[:-1]]), np.append(BOUNDS[:-1], np.inf)
+    overlap = np.clip(np.minimum(until[:, None], upper) - np.maximum(alive[:, None], low), 0, None)
+    inside = np.clip((np.minimum(until[:, None], upper) + np.maximum(alive[:, None], low)) / 2, 0, None)
     censored, rate = stopped, 0.0
     crashes, worked = 0.0, exposure
     for _ in range(_PLACINGS):
-        there = kaplan_meier(finished, censored)
+        there = kaplan_meier(*on_scale(finished, censored))
         before = np.concatenate([[1.0], there[:-1]])
         density = overlap * ((there + before) / 2 + 1e-12) * np.exp(-rate * MIDDLES)
         lives = np.where(watched, (there[end] + 1e-12) * np.exp(-rate * until), 0.0)
@@ -248,12 +248,12 @@ class Curve:
         self._ends = np.flatnonzero((finished > 0) & (left <= 0.5))
         self._spread = np.sqrt(np.cumsum(steps))
         self.error = self.alive * self._spread
-        rests = np.flatnonzero(at_risk >= AT_RISK_MIN)
+        rests = np.flatnonzero(at_risk[:LAST] >= AT_RISK_MIN)
         self.last = int(rests[-1]) if len(rests) else -1
         self.comes_down = self.last >= 0 and float(sample.censored[self.last + 1 :].sum()) < _CUT_OFF
         """No attempt beyond was censored: the curve comes down to its end, or to the end of the scale."""
         if self.comes_down:
-            self.last = int(np.flatnonzero(finished + censored)[-1])
+            self.last = min(int(np.flatnonzero(finished + censored)[-1]), LAST - 1)
         several = len(np.flatnonzero(finished)) > 1 and self.finished >= FINISHED_MIN
         self._counts = laws.Counts(finished, censored, self.alive, self.error) if several else None
         found = [] if self._counts is None else laws.fitted(self._counts)
@@ -306,6 +306,8 @@ class Curve:
             several = [_within(each, wanted) or float(BOUNDS[-1]) for each in self.resampled[0]]
             ends = np.quantile(np.reshape(several, (len(self.laws), RESAMPLES)), [_UNLIKELY, 1 - _UNLIKELY], axis=1)
             low, high = min(low, float(ends[0].min())), float(ends[1].max())
+            if high >= BOUNDS[-1]:  # a law does not come down on the scale
+                return Quantile(by_law, min(low, by_law), None, self.law.name)
         return Quantile(by_law, min(low, by_law), max(high, by_law), self.law.name)
 
     @cached_property

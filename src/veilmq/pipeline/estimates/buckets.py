@@ -141,10 +141,11 @@ def bucket_of(seconds: Any) -> Any:
 
 
 def on_scale(finished: Any, censored: Any) -> tuple[Any, Any]:
-    """Attempts by bucket. The last bucket has no end: who is there was alive at its start, and more is not known."""
+    """Attempts by bucket. The last bucket has no end: who finished there was alive at its start, and more is not
+    known."""
     finished, censored = finished.copy(), censored.copy()
-    censored[LAST - 1] += finished[LAST] + censored[LAST]
-    finished[LAST] = censored[LAST] = 0.0
+    censored[LAST] += finished[LAST]
+    finished[LAST] = 0.0
     return finished, censored
 
 

@@ -40,6 +40,7 @@ ROW_GROUP_ROWS: Final = 131_072
 """Partitions that are a multiple of this read no row group twice."""
 
 _TEXTS: Final = [field.name for field in ARROW_SCHEMA if pa.types.is_string(field.type)]
+_LAST_TEXT: Final = "\U0010ffff"
 _ENCODINGS: Final = dict.fromkeys((name for name in ARROW_SCHEMA.names if name not in _TEXTS), "DELTA_BINARY_PACKED")
 """Of numbers: most differ in every event, and a reader with a filter on `offset` would search their dictionaries."""
 
@@ -314,9 +315,11 @@ def stats_of(path: Place) -> tuple[int, dict[str, Any]]:
 
 
 def _told(rows: int, stats: dict[str, Any]) -> dict[str, Any]:
-    """What the log gets. deltalake takes a column without bounds for one that is always null, and would skip the file
-    for any filter on it: so there are the bounds of all columns or of none."""
-    nulls = stats["nullCount"]
-    if all(name in stats["minValues"] or nulls.get(name) == rows for name in ARROW_SCHEMA.names):
-        return stats
-    return {"nullCount": nulls}
+    """What the log gets: the bounds of every column. deltalake takes a column without bounds for one that is always
+    null, and would skip the file for any filter on it. A file does not tell those of long texts: these are the
+    widest."""
+    for name in _TEXTS:
+        if stats["nullCount"].get(name) != rows:
+            stats["minValues"].setdefault(name, "")
+            stats["maxValues"].setdefault(name, _LAST_TEXT)
+    return stats

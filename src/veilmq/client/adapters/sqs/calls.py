@@ -175,7 +175,7 @@ class Calls(OfProcess):
             # The client exposes them nowhere else. It caches credentials that it fetched, so this makes no request.
             found = self.client._request_signer._credentials
             frozen = None if found is None else found.get_frozen_credentials()
-        except (AttributeError, BotoCoreError):
+        except (AttributeError, BotoCoreError, ClientError):
             return None
         return fingerprint() if frozen is None else fingerprint(frozen.access_key, frozen.secret_key, frozen.token)
 

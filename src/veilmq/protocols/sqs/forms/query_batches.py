@@ -2,11 +2,12 @@
 
 Strategy: a form of ASCII characters, escaped or not, is JSON but for its punctuation: `&` stands for a comma, `=`
 for a colon, and `%3A` for `\\u003A`. So these bytes are replaced, and msgspec reads the parameters into a struct. A
-batch is plain if it begins with the action and the version, as those of the SDKs do, and has a queue's URL and two
-members for each entry. For anything else there is None, and query_form.py reads the form pair by pair. It decides what
-is right: a test holds the two together.
+batch is plain if it begins with the action and the version, as botocore's do, and has a queue's URL and two members for
+each entry. For anything else there is None, and query_form.py reads the form pair by pair. It decides what is right: a
+test holds the two together.
 """
 
+import re
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -53,6 +54,11 @@ _BATCHES: Final = {
     for version in limits.API_VERSIONS
 }
 """By what a form begins with."""
+_PAIRS_MAX: Final = 1 + 2 * limits.ENTRIES_MAX
+_FORM_BYTES_MAX: Final = 65_536
+"""The larger the bodies are, the less it gains."""
+_NOT_ASCII: Final = re.compile(b"%[C-Fc-f]").search
+"""How an escaped character beyond ASCII begins."""
 STARTS: Final = tuple({start.partition(b"&")[0] + b"&" for start in _BATCHES})
 
 
@@ -61,15 +67,14 @@ def read_batch(form: bytes) -> tuple[Operation, Any] | None:
     `STARTS`."""
     end = form.find(b"&", form.find(b"&") + 1)
     batch = _BATCHES.get(form[:end])
-    if batch is None:
+    if batch is None or len(form) > _FORM_BYTES_MAX:
         return None
     text = form[end + 1 :]
-    if b'"' in text or b"\\" in text:
+    pairs = text.count(b"&") + 1
+    if pairs > _PAIRS_MAX or text.count(b"=") != pairs or b'"' in text or b"\\" in text or _NOT_ASCII(text):
         return None
-    parted = text.replace(b"&", b'","')
-    pairs = 1 + (len(parted) - len(text)) // 2
-    parted = parted.replace(b"=", b'":"').replace(b"%", b"\\u00").replace(b"+", b" ")
+    text = text.replace(b"&", b'","').replace(b"=", b'":"').replace(b"%", b"\\u00").replace(b"+", b" ")
     try:
-        return batch.read(b'{"' + parted + b'"}', pairs)
+        return batch.read(b'{"' + text + b'"}', pairs)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None

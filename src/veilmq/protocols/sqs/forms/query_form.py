@@ -83,6 +83,8 @@ _NAMES_MAX: Final = 4_096
 _NAME_BYTES_CACHED_MAX: Final = 128
 _NAME_CHARACTERS_MAX: Final = 256
 """Twice the longest valid name. Every dot of a name costs a step: a megabyte of them would stall the server."""
+_PERCENTS_MAX: Final = 10_000
+"""In a text that is read slowly: a microsecond and 190 bytes of memory each."""
 _PAIRS_MAX: Final = 2_048
 _PAIR_BYTES_CACHED_MAX: Final = 512
 _SAME_EACH_TIME: Final = frozenset({"Action", "Version", "QueueUrl", *_INTEGERS})
@@ -223,10 +225,13 @@ def _repeated(pair: bytes) -> Refusal:
 def _text(raw: bytes) -> str:
     spaced = raw.replace(b"+", b" ")
     try:  # with `\x3A` for `%3A` these are escapes of Python, which C reads
-        python = spaced.replace(b"\\", rb"\\").replace(b"%", rb"\x")
-        return python.decode("unicode_escape").encode("latin-1").decode()
-    except UnicodeDecodeError:  # a bare percent sign, which stays one, or bytes that are not UTF-8
+        text = spaced.replace(b"\\", rb"\\").replace(b"%", rb"\x").decode("unicode_escape")
+    except UnicodeDecodeError:  # a bare percent sign, which stays one
+        if spaced.count(b"%") > _PERCENTS_MAX:
+            text = "A parameter has too many percent signs of which some are no escapes."
+            raise Refusal(errors.MALFORMED_QUERY_STRING, text) from None
         return unquote_to_bytes(spaced).decode()
+    return text.encode("latin-1").decode()
 
 
 def _learnt(raw: bytes) -> _Place:

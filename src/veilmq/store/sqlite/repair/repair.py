@@ -81,11 +81,10 @@ T = TypeVar("T")
 
 def clock_of(target: apsw.Connection, noted: Noted | None) -> Instant:
     """The lease clock: that of the mark, unless the history and the last commit say that it cannot be right."""
-    mark: Any = target.execute("SELECT clock FROM mark").fetchone()
-    known: Any = target.execute("SELECT max(at) FROM history").fetchone()
-    latest = max(known[0] or 0, 0 if noted is None else noted.clock)
-    is_right = mark is not None and (latest <= mark[0] <= latest + HOUR_US or not latest)
-    return Instant(mark[0] if is_right else latest)
+    ((mark, known),) = read(target, "SELECT (SELECT clock FROM mark), (SELECT max(at) FROM history)")
+    latest = max(known or 0, 0 if noted is None else noted.clock)
+    is_right = mark is not None and (latest <= mark <= latest + HOUR_US or not latest)
+    return Instant(mark if is_right else latest)
 
 
 def _end(target: apsw.Connection, clock: Instant, offset_min: int) -> None:
@@ -278,8 +277,13 @@ class _Work:
         image, state = self._assembled(self._database, firm)
         if firm.frames == found.frames and self._offset_alone() > self._offset:  # else frames in doubt may have more
             image.close()
-            self._report.found[said:], self._report.may_miss = [_OLD_WAL], False
-            return self._assembled(self._database, NO_WAL)
+            image, alone = self._assembled(self._database, NO_WAL)
+            if alone is not None and not alone.problems:  # else a checkpoint was under way
+                self._report.found[said:], self._report.may_miss = [_OLD_WAL], False
+                return image, alone
+            image.close()
+            del self._report.found[said:]
+            image, state = self._assembled(self._database, firm)
         if firm.frames == found.frames or (state is not None and not self._lacks(state)):
             return image, state
         image.close()
@@ -293,8 +297,7 @@ class _Work:
         return image, other
 
     def _offset_alone(self) -> int:
-        """The next offset of the history without the WAL, which can only raise it; 0: unknown, or mark and history
-        differ."""
+        """The next offset of the history without the WAL; 0: unknown, or mark and history differ."""
         with suppress(apsw.Error), closing(apsw.Connection(f"{self._database.as_uri()}?immutable=1", _READS)) as alone:
             return int(alone.execute(_AGREED).get or 0)
         return 0

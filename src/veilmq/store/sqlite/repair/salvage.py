@@ -120,10 +120,11 @@ class Salvage:
         self.report.tables_in_doubt = sorted({*doubted}.difference(_DERIVED, _OF_MESSAGES))
 
     def note_listed(self, messages: Iterable[tuple[int, int]]) -> None:
-        """Put those of these sequences (with generations) that have no row in doubt: a whole page was lost. The row of
-        their queue may be lost, too."""
-        table, gone = self._tables["message"], {of for (of,) in read(self.target, _GONE)}
-        self._listed = {each: of for each, of in messages if of not in gone and not self._is_there(table, each)}
+        """Put those of these sequences (with generations) that have no row in doubt: a whole page was lost."""
+        table, live = self._tables["message"], incarnations(self.target)
+        gone = {of for (of,) in read(self.target, _GONE)}
+        may_be = (each for each in messages if each[1] in live or (self._doubt["queue"] and each[1] not in gone))
+        self._listed = {each: of for each, of in may_be if not self._is_there(table, each)}
 
     def keys(self) -> list[bytes]:
         """The receipt keys with which the redo log may have been written."""
@@ -238,8 +239,7 @@ class Salvage:
         """Where a row and the history disagree about a time, keep the later one: nothing expires by a flipped bit."""
         recorded = Recorded(self.target, [])
         differ: list[Entered] = []
-        packed: Any
-        for (packed,) in self.target.execute("SELECT events FROM history ORDER BY offset"):
+        for (packed,) in read(self.target, "SELECT events FROM history ORDER BY offset"):
             for event in EVENTS.decode(packed):
                 if recorded.compare(event):
                     differ += entered(event)
@@ -267,15 +267,13 @@ class Salvage:
         is_newest = backup is not None and not branched and reached >= following
         updated, taken = self.report.earlier_count, 0
         if backup is not None and branched:
-            self.report.found.append(
-                f"the backup {backup.database.parent} has another history: only what it proves is taken from it"
-            )
+            where = backup.database.parent
+            self.report.found.append(f"the backup {where} has another history: only what it proves is taken from it")
         for name in _FILLED:
             table = self._tables[name]
             if not (self._doubt[name] or (self._listed and name == "message")):
                 continue
-            count = self._fill(table, self._elsewhere(table))
-            if count:
+            if count := self._fill(table, self._elsewhere(table)):
                 self.report.found.append(f"{name}: {count} rows came from older or stray pages of veilmq.db")
             if backup is None or branched:
                 continue
@@ -437,8 +435,7 @@ class Salvage:
     def _missing(self) -> Iterator[tuple[int, Entered]]:
         """The messages that were there by the history, and are nowhere."""
         for sequence, fact in sorted(self.facts.alive.items()):
-            found = self.target.execute("SELECT 1 FROM message WHERE sequence = ? OR id = ?", (sequence, fact.id))
-            if found.fetchone() is None:
+            if not self.target.execute("SELECT 1 FROM message WHERE sequence = ? OR id = ?", (sequence, fact.id)).get:
                 yield sequence, fact
 
     def drop_undecodable(self, *names: str) -> None:
