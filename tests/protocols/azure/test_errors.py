@@ -8,9 +8,11 @@ from veilmq.model.commands import Delete, Origin
 from veilmq.model.errors import VeilError, leaves
 from veilmq.model.instant import Instant
 from veilmq.model.settings.queue import QueueKey
+from veilmq.protocols import Response
 from veilmq.protocols.azure import errors
 from veilmq.protocols.azure.errors import Fault, fault_of
 from veilmq.protocols.azure.operations import OPERATIONS, TABLE
+from veilmq.server.http import Answers
 from veilmq.testing.for_each import for_each
 
 COMMAND = Delete(
@@ -71,6 +73,9 @@ def test_an_error_says_who_and_when(wire: Any) -> None:
     assert answer.headers["x-ms-client-request-id"] == "mine"
     assert answer.response.content_type == b"application/xml"
     assert answer.response.phrase == first.encode()
+    listener = Answers()
+    lines = [listener.write(Response(404, None, b"", phrase=each), 0).partition(b"\r")[0] for each in (b"A", b"B", b"")]
+    assert lines == [b"HTTP/1.1 404 A", b"HTTP/1.1 404 B", b"HTTP/1.1 404 Not Found"]
 
 
 def test_a_client_request_id_comes_back_if_it_is_short(wire: Any) -> None:

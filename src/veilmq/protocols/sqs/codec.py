@@ -113,12 +113,13 @@ class Codec:
 
     def encode(self, call: Call, outcomes: Sequence[Outcome]) -> Response | Call:
         """The response to a call, from the outcomes of its commands in order; or the call that follows it."""
+        headers = self._headers(call.request)
         if call.row.json is not None and call.form is _JSON:
             body = call.row.json(call, outcomes)
             if body is not None:
-                return Response(200, json_form.CONTENT_TYPE, body, self._headers(call.request))
+                return Response(200, json_form.CONTENT_TYPE, body, headers)
         elif call.form is _QUERY:
-            written = query_answers.write_plain(call, outcomes, self._headers(call.request))
+            written = query_answers.write_plain(call, outcomes, headers)
             if written is not None:
                 return written
         try:
@@ -128,7 +129,6 @@ class Codec:
         if isinstance(result, Call):
             # It has no command if every entry of a batch was refused: then the engine is not needed.
             return result if result.commands else self.encode(result, ())
-        headers = self._headers(call.request)
         if call.form is _JSON:
             return json_form.write(result, headers)
         return query_answers.write(call.operation, result, call.form, call.request.request_id, headers)
