@@ -440,8 +440,9 @@ def _create(account: Queues, found: Sequence[Found], *, with_messages: bool) -> 
                     _send(queue, each, done)
         except QueueExists as error:
             done.wrong += 1
-            differs = "other tags" if error.setting == "tags" else f"another {error.setting}"
-            why = "is another queue's alias" if error.setting == NAME_TAKEN else f"exists with {differs}"
+            is_tag = error.setting in each.template.tags and not hasattr(each.template, error.setting)
+            differs = f"value of the tag {error.setting}" if is_tag else error.setting
+            why = "is another queue's alias" if error.setting == NAME_TAKEN else f"exists with another {differs}"
             print(f"left alone: queue {printable(each.name)} {why}", file=sys.stderr)
         except TransportError as error:
             advice = "A second run with --messages sends again what was sent." if done.sent else ""

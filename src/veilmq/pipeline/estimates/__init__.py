@@ -240,8 +240,7 @@ class Curve:
         self.sample = sample
         self.done, self.cut = finished, censored = on_scale(sample.finished, sample.censored)
         self.alive = kaplan_meier(finished, censored)
-        at_risk = np.flip(np.cumsum(np.flip(finished + censored)))
-        self.at_risk = at_risk
+        self.at_risk = at_risk = np.flip(np.cumsum(np.flip(finished + censored)))
         exposed = np.maximum(at_risk - censored / 2, finished)
         left = np.maximum(exposed - finished, 1e-9)
         steps = np.divide(finished, exposed * left, out=np.zeros_like(exposed), where=(finished > 0) & (left > 0.5))
@@ -306,9 +305,8 @@ class Curve:
             several = [_within(each, wanted) or float(BOUNDS[-1]) for each in self.resampled[0]]
             ends = np.quantile(np.reshape(several, (len(self.laws), RESAMPLES)), [_UNLIKELY, 1 - _UNLIKELY], axis=1)
             low, high = min(low, float(ends[0].min())), float(ends[1].max())
-            if high >= BOUNDS[-1]:  # a law does not come down on the scale
-                return Quantile(by_law, min(low, by_law), None, self.law.name)
-        return Quantile(by_law, min(low, by_law), max(high, by_law), self.law.name)
+            high = None if high >= BOUNDS[-1] else high  # a law does not come down on the scale
+        return Quantile(by_law, min(low, by_law), high and max(high, by_law), self.law.name)
 
     @cached_property
     def between(self) -> tuple[Any, Any]:

@@ -179,7 +179,7 @@ def differing(wanted: Mapping[str, str], found: Mapping[str, str]) -> str | None
     there = {name.lower(): value for name, value in found.items()}
     for name, value in wanted.items():
         if there.get(name.lower()) != value:
-            return name.removeprefix(_PREFIX) if name.startswith(_PREFIX) else f"value of the tag {name}"
+            return name.removeprefix(_PREFIX)
     return None
 
 

@@ -88,11 +88,12 @@ class Salvage:
         self._strays: set[int] = set()
         self._listed: dict[int, int] = {}
         """Generations of messages that have no row, but an entry in an index or a lease: a page was lost unnoticed."""
+        self._fillable: set[int] = set()  # of these, but not of a queue whose row is certainly gone
         self._first_event = NUMBER_MAX
 
     def in_doubt(self, table: str, number: int) -> bool:
         """Whether that row may be missing."""
-        is_listed = table == "message" and number in self._listed
+        is_listed = table == "message" and number in self._fillable
         return is_listed or any(low <= number <= high for low, high in self._doubt[table])
 
     def doubt_everything(self) -> None:
@@ -101,9 +102,8 @@ class Salvage:
             ranges.append((0, NUMBER_MAX))
 
     def _is_wanted(self, sequence: int) -> bool:
-        if sequence in self._journal or sequence in self._strays or sequence in self.damaged:
-            return True
-        return self.in_doubt("message", sequence) or bool(self._doubt["memtable"])
+        is_kept = sequence in self._journal or sequence in self._strays or sequence in self.damaged
+        return is_kept or self.in_doubt("message", sequence) or bool(self._doubt["memtable"])
 
     def _has(self, sequence: int) -> bool | None:
         return self._is_there(self._tables["message"], sequence) if self.asks_of_all else None
@@ -121,10 +121,10 @@ class Salvage:
 
     def note_listed(self, messages: Iterable[tuple[int, int]]) -> None:
         """Put those of these sequences (with generations) that have no row in doubt: a whole page was lost."""
-        table, live = self._tables["message"], incarnations(self.target)
-        gone = {of for (of,) in read(self.target, _GONE)}
-        may_be = (each for each in messages if each[1] in live or (self._doubt["queue"] and each[1] not in gone))
-        self._listed = {each: of for each, of in may_be if not self._is_there(table, each)}
+        table, gone = self._tables["message"], {of for (of,) in read(self.target, _GONE)}
+        self._listed = {each: of for each, of in messages if of not in gone and not self._is_there(table, each)}
+        live = incarnations(self.target)
+        self._fillable = {each for each, of in self._listed.items() if of in live or self._doubt["queue"]}
 
     def keys(self) -> list[bytes]:
         """The receipt keys with which the redo log may have been written."""
