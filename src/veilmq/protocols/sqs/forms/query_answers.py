@@ -35,6 +35,7 @@ _JSON: Final = b"application/json"
 _ENCODE: Final = msgspec.json.Encoder().encode
 NAMESPACE: Final = f"http://queue.amazonaws.com/doc/{limits.API_VERSION}/"
 _NOT_XML: Final = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_REPLACEMENT: Final = "\ufffd"
 
 
 def write(operation: str, result: Result, form: Form, request_id: str, headers: Headers) -> Response:
@@ -125,7 +126,7 @@ def _escape(text: str) -> str:
 
 def _xml_error(blame: str, code: str, message: str, request_id: str) -> bytes:
     """A complete error response; characters of the message that XML cannot carry are replaced."""
-    text = _escape(_NOT_XML.sub("\ufffd", message))
+    text = _escape(_NOT_XML.sub(_REPLACEMENT, message))
     return (
         f'<?xml version="1.0"?><ErrorResponse xmlns="{NAMESPACE}"><Error><Type>{blame}</Type><Code>{code}</Code>'
         f"<Message>{text}</Message><Detail/></Error><RequestId>{_escape(request_id)}</RequestId></ErrorResponse>"
@@ -144,19 +145,26 @@ def _pairs(name: str, texts: dict[str, str] | None) -> str:
 
 def _sent(operation: str, result: forms.SendMessageResult | forms.SendMessageBatchResultEntry) -> str:
     return (
-        f"<MessageId>{result.message_id}</MessageId><MD5OfMessageBody>{result.md5_of_message_body}</MD5OfMessageBody>"
+        _sent_message(result.message_id, result.md5_of_message_body)
         + _optional("MD5OfMessageAttributes", result.md5_of_message_attributes)
         + _optional("MD5OfMessageSystemAttributes", result.md5_of_message_system_attributes)
         + _optional("SequenceNumber", result.sequence_number)
     )
 
 
+def _sent_message(message_id: str, md5: str) -> str:
+    return f"<MessageId>{message_id}</MessageId><MD5OfMessageBody>{md5}</MD5OfMessageBody>"
+
+
+def _entry(operation: str, name: str, inside: str = "") -> str:
+    return f"<{operation}ResultEntry><Id>{name}</Id>{inside}</{operation}ResultEntry>"
+
+
 def _batch(operation: str, result: forms.BatchResult) -> str:
-    name = f"{operation}ResultEntry"
     parts = []
     for line in result.successful:
         more = _sent(operation, line) if isinstance(line, forms.SendMessageBatchResultEntry) else ""
-        parts.append(f"<{name}><Id>{line.id}</Id>{more}</{name}>")
+        parts.append(_entry(operation, line.id, more))
     for failure in result.failed:
         parts.append(
             f"<BatchResultErrorEntry><Id>{failure.id}</Id><Code>{failure.code}</Code>"
@@ -166,18 +174,12 @@ def _batch(operation: str, result: forms.BatchResult) -> str:
     return "".join(parts)
 
 
-_REPLACEMENT: Final = "\ufffd"
-
-
 def _messages(operation: str, result: forms.ReceiveMessageResult) -> str:
     return "".join(_message(message) for message in result.messages or ())
 
 
 def _message(message: forms.Message) -> str:
-    start = (
-        f"<Message><MessageId>{message.message_id}</MessageId><ReceiptHandle>{message.receipt_handle}</ReceiptHandle>"
-        f"<MD5OfBody>{message.md5_of_body}</MD5OfBody><Body>{_escape(message.body)}</Body>"
-    )
+    start = _message_start(message.message_id, message.receipt_handle, message.md5_of_body, message.body)
     if message.attributes is None and message.message_attributes is None:
         return start + "</Message>"
     attributes = "".join(
@@ -186,6 +188,13 @@ def _message(message: forms.Message) -> str:
     )
     digest = _optional("MD5OfMessageAttributes", message.md5_of_message_attributes)
     return f"{start}{_pairs('Attribute', message.attributes)}{digest}{attributes}</Message>"
+
+
+def _message_start(message_id: str, handle: str, md5: str, body: str) -> str:
+    return (
+        f"<Message><MessageId>{message_id}</MessageId><ReceiptHandle>{handle}</ReceiptHandle>"
+        f"<MD5OfBody>{md5}</MD5OfBody><Body>{_escape(body)}</Body>"
+    )
 
 
 def _value(value: forms.AttributeValueOut) -> str:
@@ -250,15 +259,14 @@ def _plain_sends(call: Call, outcomes: Sequence[Outcome]) -> str | None:
         sent = _plain_message(command, outcome)
         if sent is None:
             return None
-        parts.append(f"<SendMessageBatchResultEntry><Id>{entry.id}</Id>{sent}</SendMessageBatchResultEntry>")
+        parts.append(_entry(call.operation, entry.id, sent))
     return "".join(parts)
 
 
 def _plain_message(command: AnyCommand, outcome: Outcome) -> str | None:
     if type(outcome) is not Sent or type(command) is not Send or command.extras is not NO_EXTRAS:
         return None
-    digest = command.md5.hex()
-    return f"<MessageId>{id_text(outcome.id)}</MessageId><MD5OfMessageBody>{digest}</MD5OfMessageBody>"
+    return _sent_message(id_text(outcome.id), command.md5.hex())
 
 
 def _plain_deletes(call: Call, outcomes: Sequence[Outcome]) -> str | None:
@@ -266,8 +274,7 @@ def _plain_deletes(call: Call, outcomes: Sequence[Outcome]) -> str | None:
     entries: list[Entry] = call.memo
     if len(entries) != len(outcomes) or not all(type(outcome) is Deleted for outcome in outcomes):
         return None
-    name = "DeleteMessageBatchResultEntry"
-    return "".join([f"<{name}><Id>{entry.id}</Id></{name}>" for entry in entries])
+    return "".join([_entry(call.operation, entry.id) for entry in entries])
 
 
 def _plain_received(call: Call, outcomes: Sequence[Outcome]) -> str | None:
@@ -275,12 +282,9 @@ def _plain_received(call: Call, outcomes: Sequence[Outcome]) -> str | None:
     received = outcomes[0]
     if call.memo is not None or type(received) is not Received:
         return None
+    came = received.messages
     return "".join(
-        [
-            f"<Message><MessageId>{id_text(each.id)}</MessageId><ReceiptHandle>{each.handle}</ReceiptHandle>"
-            f"<MD5OfBody>{each.md5.hex()}</MD5OfBody><Body>{_escape(each.body)}</Body></Message>"
-            for each in received.messages
-        ]
+        [_message_start(id_text(each.id), each.handle, each.md5.hex(), each.body) + "</Message>" for each in came]
     )
 
 
