@@ -59,6 +59,8 @@ class Closing(Endpoint):
 
     requests_max = 1
     connections = 0
+    pieces: tuple[bytes, ...] = ()
+    """Of an answer; none: it is sent whole."""
     writer: asyncio.StreamWriter
     """Of the latest connection."""
 
@@ -72,8 +74,10 @@ class Closing(Endpoint):
                 if taken > self.requests_max:
                     return
                 self.got.append(request)
-                writer.write(self.answer)
-                await writer.drain()
+                for piece in self.pieces or (self.answer,):
+                    writer.write(piece)
+                    await writer.drain()
+                    await asyncio.sleep(0)  # the sender reads it
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
@@ -96,7 +100,15 @@ def test_a_kept_connection_that_was_closed_meanwhile_is_no_failure(play: Any) ->
                 await stage.publish(str(number))
                 await until(lambda n=number: len(stage.pushes()) > n)  # type: ignore[misc]
                 assert len(endpoint.got) == number + 1
-            assert [each.detail.get("error") for each in stage.pushes()] == [None] * 7
+            # An answer in pieces, after an interim one, is one answer, and its connection is kept.
+            endpoint.requests_max, before = 9, endpoint.connections
+            interim, head = b"HTTP/1.1 102 X\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n"
+            endpoint.pieces = (interim, head, b"ok")
+            for number in range(7, 10):
+                await stage.publish(str(number))
+                await until(lambda n=number: len(stage.pushes()) > n)  # type: ignore[misc]
+            assert (len(endpoint.got), endpoint.connections) == (10, before)
+            assert [each.detail.get("error") for each in stage.pushes()] == [None] * 10
 
     play(test)
 
