@@ -102,7 +102,7 @@ class RoutedQueue(Closing):
         timeout differs by then, receives name the split's. template: the other settings of all queues. Raises
         ParameterInvalid for an invalid split, before anything is created; else what `Account.create` raises.
         """
-        checks.object_with(account, "account", "names")
+        checks.object_with(account, "account", "create")
         checks.name(base_name, "base_name")
         groups = [_group(place, entry) for place, entry in enumerate(split)]
         seen: set[str] = set()

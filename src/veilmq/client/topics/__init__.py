@@ -328,7 +328,7 @@ def create_pull_topic(
     create_queues); CapabilityMissing (form=native where it does not exist or cannot do this); what `Account.create`
     raises; ObjectStoreFailed. After any of them, nothing new is left.
     """
-    checks.object_with(account, "account", "names")
+    checks.object_with(account, "account", "queue")
     where = definitions if isinstance(definitions, Definitions) else Definitions(definitions)
     subscriptions = subscriptions_of(queue_names, tags or {}, encodings or {})
     wanted = Definition(topic, subscriptions, State.CREATING, changed=where.now())
