@@ -271,7 +271,7 @@ class Salvage:
             self.report.found.append(f"the backup {where} has another history: only what it proves is taken from it")
         for name in _FILLED:
             table = self._tables[name]
-            if not (self._doubt[name] or (self._listed and name == "message")):
+            if not (self._doubt[name] or (self._fillable and name == "message")):
                 continue
             if count := self._fill(table, self._elsewhere(table)):
                 self.report.found.append(f"{name}: {count} rows came from older or stray pages of veilmq.db")
@@ -351,7 +351,7 @@ class Salvage:
                 yield from (table.row(each.rowid, each.values) for each in leaf_rows(image, number, accepts))
 
     def _in_backup(self, table: Table, backup: Backup) -> Iterator[Values]:
-        listed = ((each, each) for each in self._listed if table.name == "message")
+        listed = ((each, each) for each in self._fillable if table.name == "message")
         for between in chain(self._doubt[table.name], listed):
             yield from backup.read(f"SELECT * FROM {table.name} WHERE rowid BETWEEN ? AND ?", between)
         if table.name == "message":
