@@ -26,9 +26,7 @@ from veilmq.protocols.sqs.forms import (
     ListQueueTagsResult,
     ReceiveMessageResult,
 )
-
-Headers = tuple[tuple[bytes, bytes], ...]
-Tree = dict[str, Any]
+from veilmq.protocols.sqs.forms.json_form import Headers
 
 _XML: Final = b"text/xml"
 _JSON: Final = b"application/json"
@@ -42,7 +40,7 @@ def write(operation: str, result: Result, form: Form, request_id: str, headers: 
     """The response of a successful operation."""
     if form is Form.QUERY:
         return _xml_response(operation, _inside(operation, result), request_id, headers)
-    named: Tree = {"ResponseMetadata": {"RequestId": request_id}}
+    named: dict[str, Any] = {"ResponseMetadata": {"RequestId": request_id}}
     if not isinstance(result, Empty):
         named[f"{operation}Result"] = _json_result(result)
     return Response(200, _JSON, _ENCODE({f"{operation}Response": named}), headers)
