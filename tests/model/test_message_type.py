@@ -60,7 +60,7 @@ def test_a_place_in_the_body(pointer: str, body: str, found: str | None) -> None
     assert msgspec.structs.replace(typed, extras=NO_EXTRAS) == command
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("kind", "value", "found"),
     [("String", "resize", "resize"), ("Number", "7", "7"), ("String.x", "y", "y"), ("Binary", b"resize", None),
      ("String", "x" * 257, None)],
@@ -94,7 +94,7 @@ def test_a_pointer_names_each_step(steps: list[str]) -> None:
     assert parse_pointer(pointer) == tuple(steps)
 
 
-@pytest.mark.parametrize("text", ["type", "#/type", "/a~", "/a~2b", "/~~1"])
+@for_each("text", ["type", "#/type", "/a~", "/a~2b", "/~~1"])
 def test_what_is_no_pointer(text: str) -> None:
     with pytest.raises(ValueError, match="JSON pointer"):
         MessageTypes(pointer=text)
