@@ -273,6 +273,7 @@ class TestBadInput:
             ({"path": "x", "colour": "red"}, "has no option colour. It has certificate, from"),
             ({"path": "x", "from": "-1"}, "from='-1' is none of an offset, first and next"),
             ({"path": "x", "from": "\u00b2"}, "is none of an offset, first and next"),
+            ({"path": "x", "from": "9", "until": "8"}, "from=9 is beyond until=8"),
             ({"path": "x", "until": "end"}, "until='end' is no whole number"),
             ({"path": "x", "until": "9" * 5_000}, "is no whole number"),
             ({"path": "x", "maxRows": "0"}, "maxRows=0: a micro-batch needs an event"),

@@ -84,6 +84,8 @@ class Wanted:
         if self.start not in {"first", "next"} and not OFFSET.match(self.start):
             raise OptionInvalid(f"from={self.start!r} is none of an offset, first and next.", "")
         self.until = _number(given, "until", None)
+        if self.until is not None and self.start.isdigit() and int(self.start) > self.until:
+            raise OptionInvalid(f"from={self.start} is beyond until={self.until}.", "")
         self.partition_rows = _number(given, "partitionrows", PARTITION_ROWS_DEFAULT) or 1
         self.kinds = [each.strip() for each in given["kinds"].split(",")] if "kinds" in given else None
         for kind in set(self.kinds or ()) - KINDS:
