@@ -17,16 +17,9 @@ from tests.support.histories import (
 )
 
 from veilmq.client.timeouts import Costs
-from veilmq.pipeline.estimates import (
-    Curve,
-    Sample,
-    at_bounds,
-    sample_of,
-    schedule_price,
-    steady,
-    timeout_price,
-)
+from veilmq.pipeline.estimates import Curve, Sample, sample_of
 from veilmq.pipeline.estimates.buckets import BOUNDS, added, bucket_of, histogram
+from veilmq.pipeline.estimates.prices import at_bounds, schedule_price, steady, timeout_price
 from veilmq.pipeline.jobs.attempts import attempts, judged, merged, partials
 from veilmq.pipeline.jobs.split import split
 from veilmq.pipeline.jobs.survival import curve, quantiles

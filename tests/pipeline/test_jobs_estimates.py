@@ -9,8 +9,9 @@ from tests.pipeline.histories_stage import frame
 from tests.support.histories import Law, Workload, bimodal, history, lognormal, pareto
 
 from veilmq.client.timeouts import Costs
-from veilmq.pipeline.estimates import Curve, sample_of, timeout_price
+from veilmq.pipeline.estimates import Curve, sample_of
 from veilmq.pipeline.estimates.buckets import BOUNDS, CRASHED, DONE, SCHEMA, WATCHED, bucket_of, histogram
+from veilmq.pipeline.estimates.prices import timeout_price
 from veilmq.pipeline.jobs.attempts import attempts
 from veilmq.pipeline.jobs.survival import _quantiles, quantiles
 from veilmq.pipeline.jobs.timeouts import best_timeout, crash_rate, other_timeouts, recommend

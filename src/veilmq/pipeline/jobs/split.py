@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from veilmq.estimate.schedule import Costs
-    from veilmq.pipeline.estimates import Curve, Price
+    from veilmq.pipeline.estimates import Curve
+    from veilmq.pipeline.estimates.prices import Price
 
 QUEUE_FEE: Final = log(3) ** 2 / 2
 """Two types deserve two queues when one takes three times as long as the other."""
@@ -126,7 +127,7 @@ def _costs(curves: Any, rates: Any, costs: "Costs", own: float, together: float)
     """Costs per attempt of other samples, with the timeout of the part and with the common one; of shape (n, 2)."""
     import numpy as np
 
-    from veilmq.pipeline.estimates import timeout_price
+    from veilmq.pipeline.estimates.prices import timeout_price
 
     return timeout_price(curves, rates, np.array([own, together])).cost(costs)
 
@@ -176,7 +177,7 @@ def _best(curve: "Curve", costs: "Costs", parts: "Sequence[Curve]" = ()) -> floa
 def _price(curve: "Curve", timeout: float, costs: "Costs") -> "Price":
     import numpy as np
 
-    from veilmq.pipeline.estimates import Price, timeout_price
+    from veilmq.pipeline.estimates.prices import Price, timeout_price
 
     found = timeout_price(curve.extended(), costs.crashes_per_second, np.array([timeout]))
     return Price(*(each[0] for each in found))

@@ -139,7 +139,7 @@ def _costs(alive: Any, rates: Any, costs: "Costs", at: Any, parts: Sequence[Any]
     last one."""
     import numpy as np
 
-    from veilmq.pipeline.estimates import timeout_price
+    from veilmq.pipeline.estimates.prices import timeout_price
 
     left_out = is_too_short(alive, at)
     for each in parts:
@@ -152,7 +152,7 @@ def is_too_short(alive: Any, timeouts: Any) -> Any:
     """Whether more than `TWICE_MAX` of the messages take longer; of shape (..., n), or one for one timeout."""
     import numpy as np
 
-    from veilmq.pipeline.estimates import at_bounds
+    from veilmq.pipeline.estimates.prices import at_bounds
 
     found = at_bounds(alive, np.atleast_1d(np.asarray(timeouts, float))) > TWICE_MAX
     return found if np.ndim(timeouts) else bool(found[..., 0])
@@ -205,7 +205,7 @@ def _today(rows: Any, curve: "Curve", costs: "Costs") -> dict[str, Any]:
     """Today's leases and their cost."""
     import numpy as np
 
-    from veilmq.pipeline.estimates import schedule_price, steady, timeout_price
+    from veilmq.pipeline.estimates.prices import schedule_price, steady, timeout_price
 
     number = rows.groupby("lease").leases.sum()
     usual = rows[rows.lease == number.idxmax()]
@@ -234,8 +234,9 @@ def _plain(curve: "Curve", alive: Any, resampled: tuple[Any, Any], costs: "Costs
     """Empty if no timeout is long enough."""
     import numpy as np
 
-    from veilmq.pipeline.estimates import AT_RISK_MIN, timeout_price
+    from veilmq.pipeline.estimates import AT_RISK_MIN
     from veilmq.pipeline.estimates.buckets import bucket_of
+    from veilmq.pipeline.estimates.prices import timeout_price
 
     timeout, beyond = best_timeout(alive, costs, longest(curve))
     # A curve that came down to zero within its reach has nothing beyond.
@@ -320,7 +321,7 @@ def longest(curve: "Curve") -> float:
 
 def _kept(alive: Any, resampled: tuple[Any, Any], costs: "Costs") -> dict[str, Any]:
     from veilmq.estimate.schedule import STEP_MIN
-    from veilmq.pipeline.estimates import schedule_price
+    from veilmq.pipeline.estimates.prices import schedule_price
 
     rate = costs.crashes_per_second
     schedule = plan(alive, costs)
@@ -347,7 +348,7 @@ def _kept(alive: Any, resampled: tuple[Any, Any], costs: "Costs") -> dict[str, A
 
 def crash_share(alive: Any, rate: float) -> float:
     """The share of attempts that end in a crash (the curve's own end counts as one)."""
-    from veilmq.pipeline.estimates import areas_of
+    from veilmq.pipeline.estimates.prices import areas_of
 
     areas, _ = areas_of(alive, rate)
     return max(rate * float(areas[-1]), 1e-12)
@@ -382,8 +383,9 @@ def _curve(rows: Any, given: "Costs | None") -> Any:
     import numpy as np
     import pandas as pd
 
-    from veilmq.pipeline.estimates import FINISHED_MIN, Curve, sample_of, timeout_price
+    from veilmq.pipeline.estimates import FINISHED_MIN, Curve, sample_of
     from veilmq.pipeline.estimates.buckets import BOUNDS, FINE, names_of
+    from veilmq.pipeline.estimates.prices import timeout_price
 
     curve = Curve(sample_of(rows))
     if curve.finished < FINISHED_MIN:

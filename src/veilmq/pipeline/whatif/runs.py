@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from veilmq.pipeline.estimates import Curve, areas_of, length_of, sample_of
+from veilmq.pipeline.estimates import Curve, length_of, sample_of
 from veilmq.pipeline.estimates.buckets import (
     AGAIN,
     AGAIN_DONE,
@@ -29,6 +29,7 @@ from veilmq.pipeline.estimates.buckets import (
     WATCHED,
     bucket_of,
 )
+from veilmq.pipeline.estimates.prices import areas_of
 
 FINISHES, RETURNS, CRASHES = 0, 1, 2
 """How a run ends: the worker deletes the message, gives it back, or is gone."""
