@@ -13,7 +13,8 @@ from typing import Any, Final
 import msgspec
 
 from veilmq.engine import Limits
-from veilmq.engine.long_polls import Brake, Polls, Unread, Waiter, WaitingRoom
+from veilmq.engine.long_polls import Brake, Credits, Polls, Unread, Waiter, WaitingRoom
+from veilmq.engine.upkeep import Upkeep
 from veilmq.model.commands import (
     AnyCommand,
     ChangeQueue,
@@ -29,7 +30,7 @@ from veilmq.model.commands import (
 )
 from veilmq.model.errors import Overloaded, RateExceeded, VeilError
 from veilmq.model.instant import Instant
-from veilmq.model.outcomes import Applied, Operated, Outcome, QueueDeleted, Received, Swept
+from veilmq.model.outcomes import Applied, Operated, Outcome, QueueDeleted, Received
 from veilmq.model.settings.queue import QueueKey
 from veilmq.model.settings.topic import is_hidden
 
@@ -73,9 +74,7 @@ class Engine:
         self._pending: deque[Call] = deque()
         self._pending_messages = 0  # what the submitted ones may touch
         self._ready: list[Answer] = []
-        self._credits: dict[QueueKey, int] = {}
-        self._withheld: dict[QueueKey, int] = {}
-        """Credits of accounts that must first read their answers."""
+        self._credits = Credits(self.unread)
         self._cut: list[Call] = []
         """Receives for which the last batch had no bytes left; they come first in the next one."""
         self._gone: set[Any] = set()
@@ -84,13 +83,7 @@ class Engine:
         self._last_batch: Instant | None = None
         self._batch_max = self.limits.batch_messages_max
         self._batch_messages = 0
-        self._swept = Instant(0)
-        self._polled: Instant | None = None
-        self._store_due: Instant | None = Instant(0)
-        self._sweep_more = True
-        self._sweep_failed = False
-        """The last sweep failed on a full disk: the next one comes at its usual time, whatever is due."""
-        self._sweep_every_us = self.limits.sweep_every_us
+        self._upkeep = Upkeep(self.limits)
         self._draining = False
 
     @property
@@ -205,9 +198,9 @@ class Engine:
         parked."""
         answers = self._take_ready()
         outcomes = applied.outcomes
-        self._store_due = applied.next_due
+        self._upkeep.store_due = applied.next_due
         for queue, visible in applied.visible.items():
-            self._credit(queue, visible)
+            self._credits.add(queue, visible)
         at, gone = 0, self._gone
         changed, deleted = False, list[QueueKey]()
         for call in batch.calls:
@@ -218,7 +211,8 @@ class Engine:
             if type(first) is Receive:
                 self._received(call, first, mine, applied.at, answers)
             elif ticket is None:
-                self._housekeeping(commands, mine)
+                if type(first) is Sweep:
+                    self._upkeep.swept(mine[0])
             else:
                 if gone:
                     gone.discard(ticket)
@@ -265,24 +259,25 @@ class Engine:
 
     def flush_polls(self, now: Instant) -> None:
         """Queue the poll counts so far for the history (each minute, and at shutdown)."""
-        self._polled = now
+        self._upkeep.polls_taken(now)
         if self.polls:
             self._pending.append(Call(None, (RecordPolls(polls=self.polls.take()),), now))
 
     def next_due(self, now: Instant) -> Instant | None:
         """When the shell must call again even if nothing is submitted; `now` or earlier means at once."""
-        if self._pending or self._ready or self._sweep_more or self._credits:
+        if self._pending or self._ready or self._upkeep.sweeps_on or self._credits:
             return now
-        dues = [self._swept + self._sweep_every_us]
+        dues = [self._upkeep.next_sweep]
         braked = self._brake.next_due()
         if braked is not None:
             dues.append(braked)
         deadline = self.waiting.next_deadline()
         if deadline is not None:
             dues.append(deadline)
-            if self._store_due is not None and not self._sweep_failed:
-                dues.append(self._store_due)
-        return Instant(min(dues))
+            awaited = self._upkeep.next_wake
+            if awaited is not None:
+                dues.append(awaited)
+        return min(dues)
 
     @property
     def waking(self) -> bool:
@@ -291,7 +286,7 @@ class Engine:
 
     def next_wake(self) -> Instant | None:
         """The earliest instant at which a lease, a delay or a wait may end; None if none will."""
-        ends = (self.waiting.next_deadline(), self._brake.next_due(), self._store_due)
+        ends = (self.waiting.next_deadline(), self._brake.next_due(), self._upkeep.store_due)
         return min((due for due in ends if due is not None), default=None)
 
     def _take_ready(self) -> list[Answer]:
@@ -342,7 +337,7 @@ class Engine:
                 if self._parks(call, command, outcome, at):
                     return
             elif self._parked and len(outcome.messages) >= command.count_max and self.waiting.waits_for(command.queue):
-                self._credit(command.queue, 1)
+                self._credits.add(command.queue, 1)
             elif outcome.capped and self._parked:
                 self._pass_on(command.queue)
             outcome.waited_us = max(0, at - call.submitted)
@@ -357,7 +352,7 @@ class Engine:
         """The client is gone: release what its receive got, and pass its wake on if it left messages."""
         self.undeliver(command, outcome, at)
         if outcome.cut and call.waiter is not None:
-            self._credit(command.queue, command.count_max)
+            self._credits.add(command.queue, command.count_max)
         elif outcome.capped and self._parked:
             self._pass_on(command.queue)
 
@@ -391,7 +386,7 @@ class Engine:
             self._impatient.discard(call.ticket)
         if type(command) is Receive and (gone or (call.waiter is not None and call.ticket in self._impatient)):
             if call.waiter is not None:
-                self._credit(command.queue, command.count_max)
+                self._credits.add(command.queue, command.count_max)
             if not gone:
                 self._ready.append((call.ticket, [Received([])]))
             return True
@@ -411,24 +406,12 @@ class Engine:
         elif self._draining or call.ticket in self._impatient:
             self._ready.append((call.ticket, [Received([])]))
         else:
-            self._withhold(command.queue, command.count_max)
+            self._credits.withhold(command.queue, command.count_max)
             if call.waiter is not None:
                 self.waiting.park(call.waiter)
             else:
                 self._park(call.ticket, command, call.submitted, command.wait_us or 0, now)
         return True
-
-    def _withhold(self, queue: QueueKey, count: int) -> None:
-        self._withheld[queue] = self._withheld.get(queue, 0) + count
-
-    def _housekeeping(self, commands: Sequence[AnyCommand], outcomes: list[Outcome]) -> None:
-        for command, outcome in zip(commands, outcomes, strict=True):
-            if type(command) is Sweep:
-                self._sweep_failed = type(outcome) is not Swept
-            if type(outcome) is Swept:
-                self._sweep_more = outcome.more
-                limits = self.limits
-                self._sweep_every_us = limits.snapshot_every_us if outcome.unhurried else limits.sweep_every_us
 
     def _retry(self, waiters: list[Waiter]) -> None:
         self._pending.extend(map(_again, waiters))
@@ -436,45 +419,20 @@ class Engine:
     def _wake(self) -> None:
         """Let as many of the first waiters claim as there are newly visible messages, before any newcomer."""
         woken: list[Call] = []
-        if self._withheld:
-            self._restore()
-        for queue, credit in self._credits.items():
-            if self.unread.near and self.unread.refuses(queue.account) and not is_hidden(queue.name):
-                self._withhold(queue, credit)
-                continue
-            left = credit
+        for queue, left in self._credits.take().items():
             while left > 0:
                 waiter = self.waiting.take_first(queue)
                 if waiter is None:
                     break
                 left -= waiter.command.count_max
                 woken.append(_again(waiter))
-        self._credits = {}
         self._pending.extendleft(reversed(woken))
-
-    def _credit(self, queue: QueueKey, count: int) -> None:
-        """Note that `count` more messages may be available to waiters."""
-        self._credits[queue] = self._credits.get(queue, 0) + count
-
-    def _restore(self) -> None:
-        """Credit again what was withheld from accounts that may receive now."""
-        withheld, self._withheld = self._withheld, {}
-        for queue, count in withheld.items():
-            if self.unread.refuses(queue.account):
-                self._withheld[queue] = count
-            else:
-                self._credit(queue, count)
 
     def _schedule(self, now: Instant) -> None:
         """Append the maintenance commands that are due."""
-        due = self._store_due is not None and self._store_due <= now and bool(self._parked) and not self._sweep_failed
-        if self._sweep_more or due or now - self._swept >= self._sweep_every_us:
-            self._swept = now
-            self._sweep_more = False
+        if self._upkeep.takes_sweep(now, awaited=bool(self._parked)):
             self._pending.append(Call(None, (Sweep(steps_max=self.limits.sweep_steps_max),), now))
-        if self._polled is None:
-            self._polled = now
-        elif now - self._polled >= self.limits.polls_every_us:
+        if self._upkeep.takes_polls(now):
             self.flush_polls(now)
 
 

@@ -392,3 +392,41 @@ class Unread:
         if self._accounts.get(account, 0) > self.account_bytes_max:
             return True
         return self.bytes + min(self.reading(), self.account_bytes_max) > self.bytes_max
+
+
+class Credits:
+    """How many messages have become available to parked receives, by queue; True while there are some.
+
+    Those of accounts that must first read their answers are withheld until then.
+    """
+
+    __slots__ = ("_given", "_unread", "_withheld")
+
+    def __init__(self, unread: Unread) -> None:
+        self._unread = unread
+        self._given: dict[QueueKey, int] = {}
+        self._withheld: dict[QueueKey, int] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._given)
+
+    def add(self, queue: QueueKey, count: int) -> None:
+        """So many more messages may be available."""
+        self._given[queue] = self._given.get(queue, 0) + count
+
+    def withhold(self, queue: QueueKey, count: int) -> None:
+        """The same, but nobody may receive them now."""
+        self._withheld[queue] = self._withheld.get(queue, 0) + count
+
+    def take(self) -> dict[QueueKey, int]:
+        """All that may be received now."""
+        if self._withheld:
+            withheld, self._withheld = self._withheld, {}
+            for queue, count in withheld.items():
+                self.add(queue, count)
+        given, self._given = self._given, {}
+        if self._unread.near:
+            for queue in list(given):
+                if self._unread.refuses(queue.account) and not is_hidden(queue.name):
+                    self.withhold(queue, given.pop(queue))
+        return given
