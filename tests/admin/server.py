@@ -23,7 +23,8 @@ from veilmq.protocols import Request, Response
 from veilmq.server.auth import Account, DevelopmentKeyring
 from veilmq.server.clock import LeaseClock
 from veilmq.server.config.settings import Settings
-from veilmq.server.http.listener import Exchange, Listener, listen
+from veilmq.server.http.exchange import Exchange
+from veilmq.server.http.listener import Listener, listen
 from veilmq.server.logs import RefusedWaits
 from veilmq.server.shell import Shell
 from veilmq.store import Options

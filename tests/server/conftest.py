@@ -16,7 +16,8 @@ import pytest
 
 from veilmq.protocols import Request
 from veilmq.server.http import Limits
-from veilmq.server.http.listener import Exchange, Listener, listen
+from veilmq.server.http.exchange import Exchange
+from veilmq.server.http.listener import Listener, listen
 
 try:
     import uvloop

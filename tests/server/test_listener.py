@@ -10,7 +10,8 @@ from email.utils import parsedate_to_datetime
 import pytest
 
 from veilmq.protocols import Request, Response
-from veilmq.server.http.listener import Exchange, listen
+from veilmq.server.http.exchange import Exchange
+from veilmq.server.http.listener import listen
 from veilmq.testing.for_each import for_each
 
 GET = b"GET /q HTTP/1.1\r\nHost: h\r\n\r\n"

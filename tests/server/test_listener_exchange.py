@@ -10,8 +10,8 @@ import pytest
 
 from veilmq.protocols import Request, Response
 from veilmq.server.http.connection import Connection
+from veilmq.server.http.exchange import Exchange
 from veilmq.server.http.intake import Intake
-from veilmq.server.http.listener import Exchange
 
 GET = b"GET /q HTTP/1.1\r\nHost: h\r\n\r\n"
 TEXT = b"text/plain"

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from veilmq.protocols import Request, Response
 from veilmq.server.http import Limits
+from veilmq.server.http.exchange import Exchange
 from veilmq.server.http.intake import Intake
-from veilmq.server.http.listener import Exchange
 
 FRAGMENTS = [
     *(b"GET", b"POST", b"HEAD", b"PUT", b"OPTIONS", b"CONNECT", b"FOO", b" ", b"/", b"*", b"http://h/p?q", b"?a=%00&b"),

@@ -9,8 +9,8 @@ import pytest
 
 from veilmq.protocols import Request, Response
 from veilmq.server.http import Limits
+from veilmq.server.http.exchange import Exchange
 from veilmq.server.http.intake import Intake
-from veilmq.server.http.listener import Exchange
 from veilmq.server.logs import LINES_MAX
 from veilmq.testing.for_each import for_each
 

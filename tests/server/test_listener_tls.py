@@ -10,7 +10,7 @@ import pytest
 
 from veilmq.protocols import Request, Response
 from veilmq.server.clock import wall
-from veilmq.server.http.listener import Exchange
+from veilmq.server.http.exchange import Exchange
 from veilmq.server.http.tls import Certificate
 
 # Self-signed for localhost and 127.0.0.1, for a hundred years; made for these tests and used nowhere else.

@@ -11,7 +11,7 @@ from tests.server.test_listener_tls import GET, files
 
 from veilmq.protocols import Request, Response
 from veilmq.server.clock import wall
-from veilmq.server.http.listener import Exchange
+from veilmq.server.http.exchange import Exchange
 from veilmq.server.http.tls import Certificate
 
 __all__ = ["files"]

@@ -60,7 +60,7 @@ from veilmq.model.settings.queue import QueueKey
 from veilmq.protocols import Request, Response
 from veilmq.server.auth import Hosts
 from veilmq.server.clock import wall
-from veilmq.server.http.listener import Exchange
+from veilmq.server.http.exchange import Exchange
 from veilmq.server.logs import RefusalLog
 
 Aliases = Mapping[QueueKey, QueueKey]

@@ -36,7 +36,7 @@ from veilmq.model.messages import Extras, id_text
 from veilmq.model.outcomes import Outcome, Published, Received, Sent
 from veilmq.protocols import Request
 from veilmq.server.clock import wall
-from veilmq.server.http.listener import Exchange
+from veilmq.server.http.exchange import Exchange
 from veilmq.server.port import Call, Conversation, Port
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""One client connection of a listener, and the exchange of one request and its response.
+"""One client connection of a listener.
 
 Strategy: a connection passes one request at a time to the handler and writes each response in one piece. Input that
 arrives meanwhile is kept unparsed, up to a bound, and parsed after the response. Each phase has one deadline, which the
@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from fcntl import ioctl
 from math import inf
 from struct import Struct
@@ -32,6 +31,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from veilmq.protocols import Request, Response
 from veilmq.server.http import CLOSE, CONTINUE
+from veilmq.server.http.exchange import Exchange
 from veilmq.server.http.intake import Intake, Refusal
 
 if TYPE_CHECKING:
@@ -51,77 +51,6 @@ _INT: Final = Struct("i")
 
 # Connections beyond the limit that may linger at the same time to read their 503; further ones are dropped.
 OVERFLOW_MAX: Final = 64
-
-
-class Exchange:
-    """One request at its handler. It is answered exactly once, now or later, on the loop's thread."""
-
-    __slots__ = ("_connection", "_form", "_on_gone", "account", "answered", "request")
-
-    account: str
-    """Whose messages the answer may have; not set if it has none."""
-
-    def __init__(self, connection: Connection, request: Request, form: int) -> None:
-        self._connection: Connection | None = connection
-        self._form = form
-        self._on_gone: Callable[[], None] | None = None
-        self.request = request
-        self.answered = False
-
-    @property
-    def peer(self) -> str:
-        """The address of the client, without port."""
-        return self.request.peer
-
-    @property
-    def gone(self) -> bool:
-        """The client hung up or was dropped: nobody will read a response."""
-        return self._connection is None and not self.answered
-
-    @property
-    def on_gone(self) -> Callable[[], None] | None:
-        """Called once if the client hangs up (`gone` is then true) or stops sending before the response, which must
-        then come soon. Only for a waiting request: see the module."""
-        return self._on_gone
-
-    @on_gone.setter
-    def on_gone(self, call: Callable[[], None] | None) -> None:
-        self._on_gone = call
-        connection = self._connection
-        if call is not None and not self.answered and (connection is None or connection.input_ended):
-            # Not called inside the handler, which may be just parking the request.
-            asyncio.get_running_loop().call_soon(self.give_up)
-
-    def respond(self, response: Response) -> bool:
-        """Write the response; False if the client is known to be gone. True does not prove that the client got it.
-
-        A second response is a bug: AssertionError.
-        """
-        if self.answered:
-            raise AssertionError(f"request {self.request.request_id} is answered already")
-        self.answered = True
-        connection = self._connection
-        if connection is None:
-            return False
-        self._connection = self._on_gone = None
-        return connection.write_answer(response, self._form, self)
-
-    def close_after(self) -> None:
-        """Close the connection after this response."""
-        self._form |= CLOSE
-
-    def give_up(self) -> None:
-        """The client stopped sending: call `on_gone`."""
-        call, self._on_gone = self._on_gone, None
-        if call is not None and not self.answered:
-            call()
-
-    def lose(self) -> None:
-        """The connection is lost."""
-        self._connection = None
-        call, self._on_gone = self._on_gone, None
-        if call is not None:
-            call()
 
 
 class Connection(asyncio.Protocol):

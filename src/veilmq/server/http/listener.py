@@ -21,11 +21,10 @@ from veilmq.model.instant import SECOND_US
 from veilmq.protocols import Request, Response
 from veilmq.server.clock import wall
 from veilmq.server.http import CLOSE, Answers, Limits
-from veilmq.server.http.connection import Connection, Exchange
+from veilmq.server.http.connection import Connection
+from veilmq.server.http.exchange import Exchange
 from veilmq.server.http.intake import Intake, Refusal
 from veilmq.server.logs import RefusalLog
-
-__all__ = ["Exchange", "Handler", "Limits", "Listener", "listen"]
 
 _LAST_DIGITS: Final = [f"{number:03x}" for number in range(1 << 12)]
 """The last digits of a request id; the digits before them are formatted once for 4,096 ids."""

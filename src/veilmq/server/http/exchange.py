@@ -1,0 +1,84 @@
+"""One request at its handler: the response goes through here, and so does the news that the client is gone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from veilmq.protocols import Request, Response
+from veilmq.server.http import CLOSE
+
+if TYPE_CHECKING:
+    from veilmq.server.http.connection import Connection
+
+
+class Exchange:
+    """One request at its handler. It is answered exactly once, now or later, on the loop's thread."""
+
+    __slots__ = ("_connection", "_form", "_on_gone", "account", "answered", "request")
+
+    account: str
+    """Whose messages the answer may have; not set if it has none."""
+
+    def __init__(self, connection: Connection, request: Request, form: int) -> None:
+        self._connection: Connection | None = connection
+        self._form = form
+        self._on_gone: Callable[[], None] | None = None
+        self.request = request
+        self.answered = False
+
+    @property
+    def peer(self) -> str:
+        """The address of the client, without port."""
+        return self.request.peer
+
+    @property
+    def gone(self) -> bool:
+        """The client hung up or was dropped: nobody will read a response."""
+        return self._connection is None and not self.answered
+
+    @property
+    def on_gone(self) -> Callable[[], None] | None:
+        """Called once if the client hangs up (`gone` is then true) or stops sending before the response, which must
+        then come soon. Only for a waiting request: see connection.py."""
+        return self._on_gone
+
+    @on_gone.setter
+    def on_gone(self, call: Callable[[], None] | None) -> None:
+        self._on_gone = call
+        connection = self._connection
+        if call is not None and not self.answered and (connection is None or connection.input_ended):
+            # Not called inside the handler, which may be just parking the request.
+            asyncio.get_running_loop().call_soon(self.give_up)
+
+    def respond(self, response: Response) -> bool:
+        """Write the response; False if the client is known to be gone. True does not prove that the client got it.
+
+        A second response is a bug: AssertionError.
+        """
+        if self.answered:
+            raise AssertionError(f"request {self.request.request_id} is answered already")
+        self.answered = True
+        connection = self._connection
+        if connection is None:
+            return False
+        self._connection = self._on_gone = None
+        return connection.write_answer(response, self._form, self)
+
+    def close_after(self) -> None:
+        """Close the connection after this response."""
+        self._form |= CLOSE
+
+    def give_up(self) -> None:
+        """The client stopped sending: call `on_gone`."""
+        call, self._on_gone = self._on_gone, None
+        if call is not None and not self.answered:
+            call()
+
+    def lose(self) -> None:
+        """The connection is lost."""
+        self._connection = None
+        call, self._on_gone = self._on_gone, None
+        if call is not None:
+            call()
