@@ -90,11 +90,19 @@ def test_every_attribute_comes_back_as_it_was_set() -> None:
     assert settings.labels["sqs.Policy"] == FULL["Policy"]
 
 
-@pytest.mark.parametrize("count", [3, "3"])
-def test_the_receive_count_may_be_a_number_or_a_text(count: int | str) -> None:
-    policy = {"deadLetterTargetArn": arn(DEAD), "maxReceiveCount": count}
-    change = settings_change(QUEUE, {"RedrivePolicy": json.dumps(policy)}, creating=False)
-    assert change == {"redrive": RedrivePolicy(DEAD, 3)}
+def test_the_receive_count_may_be_a_number_or_a_text() -> None:
+    for count in (3, "3"):
+        policy = {"deadLetterTargetArn": arn(DEAD), "maxReceiveCount": count}
+        change = settings_change(QUEUE, {"RedrivePolicy": json.dumps(policy)}, creating=False)
+        assert change == {"redrive": RedrivePolicy(DEAD, 3)}
+
+
+def test_redrive_policies_are_as_long_as_a_policy_at_most() -> None:
+    target = json.dumps({"deadLetterTargetArn": arn(DEAD), "maxReceiveCount": 3})
+    for name, text in (("RedrivePolicy", target), ("RedriveAllowPolicy", '{"redrivePermission":"denyAll"}')):
+        assert settings_change(QUEUE, {name: text.ljust(8_192)}, creating=False)
+        words = f"Invalid value for the parameter {name}."
+        assert refused({name: text.ljust(8_193)}) == ("InvalidAttributeValue", words)
 
 
 @for_each(("count", "right"), [(0, False), (1, True), (2, True), (999, True), (1000, True), (1001, False)])

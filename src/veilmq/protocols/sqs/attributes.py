@@ -117,6 +117,8 @@ def settings_change(queue: QueueKey, attributes: dict[str, str], creating: bool)
         elif name in _SETTERS:
             if name in _FIFO_ONLY and not is_fifo(queue.name):
                 raise _fifo_only(name)
+            if len(text.encode()) > limits.POLICY_BYTES_MAX:  # megabytes of JSON would take seconds
+                raise _bad_value(name)
             _SETTERS[name](change, text, queue)
         elif name == "FifoQueue":
             _check_fifo(text, queue, creating)
