@@ -267,7 +267,10 @@ def test_a_backup_has_no_sessions(tmp_path: Path) -> None:
 
 def test_a_key_has_the_rights_that_it_was_granted(tmp_path: Path) -> None:
     with admin.running(tmp_path / "data", admin.Keys(*KEYS._keys.values())) as server, Visitor(server) as visitor:
-        assert visitor.sign_in(key="AKLOOK", secret="wrong").status_code == 403
+        refused = visitor.sign_in(key="AKLOOK", secret="wrong", reads_only="on")
+        assert refused.status_code == 403
+        assert 'name="key" value="AKLOOK"' in refused.text
+        assert 'name="reads_only" checked' in refused.text, "the next attempt would open a session that changes things"
         assert visitor.sign_in(key="AKLOOK", secret="look-secret").status_code == 303
         assert "AKLOOK" in visitor.get("/console/").text
         path = "/console/queues/111111111111/us-east-1/orders"

@@ -21,7 +21,7 @@ from collections import OrderedDict
 from hashlib import blake2b
 from hmac import compare_digest
 from ipaddress import IPv6Address, ip_address
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl, urlencode
 
 from starlette.concurrency import run_in_threadpool
@@ -362,26 +362,30 @@ class Entrance:
         given = await form_of(request, SIGN_IN_BYTES_MAX, SIGN_IN_S)
         now, address = self._service.clock.now(), _address(request)
         target = _next(given.get("next", HOME))
+        kept = {"key": given.get("key", ""), "reads_only": "reads_only" in given}
         if given.get("code"):
             caller = self._links.take(given["code"], now)
             if caller is None:
-                return self._page(target, "The link was used, or is older than two minutes: ask for another.", 403)
+                why = "The link was used, or is older than two minutes: ask for another."
+                return self._page(target, why, 403, **kept)
             return await self._open(request, caller, given, target)
         wait_us = self._attempts.wait_us(address, now)
         if wait_us:
-            response = self._page(target, f"Too many wrong attempts: try again in {duration(wait_us)}.", 429)
+            why = f"Too many wrong attempts: try again in {duration(wait_us)}."
+            response = self._page(target, why, 429, **kept)
             response.headers["retry-after"] = str(-(-wait_us // 1_000_000))
             return response
         caller = self._caller(given)
         if caller is None:
             self._attempts.failed(address, now)
-            return self._page(target, _WRONG, 403)
+            return self._page(target, _WRONG, 403, **kept)
         self._attempts.succeeded(address)
         return await self._open(request, caller, given, target)
 
-    def _page(self, target: str, why: str, status: int = 200, code: str = "") -> Response:
-        checks = self._service.keyring.checks
-        return page("sign-in.html", status, next=target, why=why, checks=checks, code=code)
+    def _page(self, target: str, why: str, status: int = 200, **given: Any) -> Response:
+        """given: what the form has already."""
+        shown = {"code": "", "key": "", "reads_only": False, "checks": self._service.keyring.checks} | given
+        return page("sign-in.html", status, next=target, why=why, **shown)
 
     def _caller(self, given: dict[str, str]) -> Caller | None:
         keyring = self._service.keyring
