@@ -341,13 +341,24 @@ def test_every_act_without_the_script(browser: Browser, server: Any, api: Api, t
 
 
 def test_what_another_timeout_would_do(browser: Browser, server: Any, api: Api) -> None:
-    """With the script the slider's words follow at once; without it, the form's button asks for them."""
+    """The start page names the queue, unless somebody is typing there: then a load would take what was typed. With the
+    script the slider's words follow at once; without it, the form's button asks for them."""
     api.create("orders", visibility_timeout_us=30_000_000)
-    live(api, [5, 10, 15, 20] * 8 + [50] * 8)
     tab = Tab(browser, server.url, bypass_csp=True)
     tab.sign_in(admin.TOKEN)
-    tab.open(ORDERS)
     page = tab.page
+    page.clock.install()
+    tab.open("/console/")
+    page.keyboard.press("/")
+    page.keyboard.type("ord")
+    live(api, [5, 10, 15, 20] * 8 + [50] * 8)
+    for _ in range(2):
+        with page.expect_response(lambda answer: "/console/news" in answer.url and answer.json()["over"]):
+            tab.look_for_news()
+    assert page.input_value("input[name=q]") == "ord"
+    page.keyboard.press("Tab")
+    tab.look_for_news()
+    page.click("text=its timeout of 30 s is too short")
     assert barriers(tab) == []
     assert not page.locator(".slider button").is_visible()
     tried, moves = page.locator(".tried"), page.locator("[data-moves]").first

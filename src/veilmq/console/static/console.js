@@ -39,6 +39,10 @@ function keepTimes() {
   }, 1000);
 }
 
+function isTyping(element) {
+  return /^(INPUT|SELECT|TEXTAREA)$/.test(element.tagName);
+}
+
 function follow(path) {
   const pause = document.querySelector("[data-pause]");
   let paused = false;
@@ -84,7 +88,7 @@ function follow(path) {
     served.textContent = at.slice(11, 23);
   };
   const show = ({ cells, over }) => {
-    if (over) return location.reload();
+    if (over && !isTyping(document.activeElement)) return location.reload();
     for (const each of document.querySelectorAll("[data-live]")) {
       const text = cells[each.dataset.live];
       if (text === undefined || text === (each.dataset.ago ?? each.textContent)) continue;
@@ -146,8 +150,7 @@ document.addEventListener("DOMContentLoaded", () => {
   document.querySelectorAll("[data-slider]").forEach(slide);
   const search = document.querySelector("[data-key='/']");
   document.addEventListener("keydown", (event) => {
-    const typing = /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName);
-    if (event.key === "/" && search && !typing && !event.ctrlKey && !event.metaKey && !event.altKey) {
+    if (event.key === "/" && search && !isTyping(event.target) && !event.ctrlKey && !event.metaKey && !event.altKey) {
       event.preventDefault();
       search.focus();
     }
