@@ -37,12 +37,15 @@ def test_what_matches_is_counted_and_then_deleted_once(api: Api, visitor: Visito
     api.create("orders")
     for number in range(12):
         api.send("orders", type="bad" if number % 3 else "good <b>")
-    form = visitor.get(f"{ORDERS}/job?type=bad").text
-    assert "All messages of orders that are visible with type bad . They are counted first" in plain(form)
+    api.later(61)
+    form = visitor.get(f"{ORDERS}/job?type=bad&age_us_min=60000000").text
+    words = "All messages of orders that are visible with type bad , age over 1 min . They are counted first"
+    assert words in plain(form)
     fields = hidden(form, f"{ORDERS}/job")
     page = ended(visitor, visitor.post(f"{ORDERS}/job", data=fields | {"act": "delete"}).headers["location"])
     assert "Counting" not in page, "it has ended"
     assert "8 messages of orders matched, of 12 that were looked at." in plain(page)
+    assert "only those with type bad, age over 1 min rate" in plain(page)
     assert "Delete 8 messages" in plain(page)
     assert "deleted" not in api.kinds()
     confirmed = hidden(page, f"{ORDERS}/job")

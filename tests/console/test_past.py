@@ -36,7 +36,7 @@ def test_a_queue_as_it_was_and_what_changed(api: Api, visitor: Visitor) -> None:
     text = plain(both.text)
     assert "lease expired 1" in text
     assert f"{held} in flight visible lease expired" in text
-    assert "What became of the messages that were there then: 1 visible." in text
+    assert "What became of the messages that were there then and changed: 1 visible." in text
     assert "<b>" not in both.text.partition("<main")[2]
     address = re.findall(r'href="([^"]*form=csv)"', both.text)[0].replace("&amp;", "&")
     file = visitor.get(address)

@@ -47,6 +47,7 @@ def test_what_was_sent_is_filled_in_again(orders: Api, visitor: Visitor) -> None
     listed = orders.client.get(f"{QUEUES}/orders/messages?state=hidden").json()["messages"]
     assert [each["type"] for each in listed] == ["t", "t"]
     assert visitor.post(FILL, data=hidden(page, FILL) | {"again": "99"}).status_code == 200
+    assert 'role="alert">priority: Expected at most 16' in visitor.submit(SEND, priority="99").text
     assert all("second" not in str(answer.url) for answer in (again, visitor.get(SEND)))
 
 

@@ -131,6 +131,10 @@ def test_what_the_api_refuses_is_said_and_what_was_typed_stays(orders: Api, visi
     assert 'role="alert">alias: ' in refused.text
     assert 'value="Not An Alias"' in refused.text
     assert "a=&lt;b&gt;" in refused.text
+    shown = visitor.submit(f"{ORDERS}/settings", visibility_timeout_us="20 d")
+    refused = visitor.post(f"{ORDERS}/settings", data=hidden(shown.text, f"{ORDERS}/settings"))
+    assert 'role="alert">visibility timeout: Expected at most 7d' in refused.text, "as the form calls it"
+    assert "Bodies of Azure and MNS" in plain(refused.text)
     for wrong in ({"adaptive": "evil"}, {"permission": "evil"}, {"tags": "no value"}, {"message_bytes_max": "much"}):
         answer = visitor.submit(f"{ORDERS}/settings", **wrong)
         assert (answer.status_code, 'role="alert">' in answer.text) == (400, True), wrong

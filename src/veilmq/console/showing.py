@@ -13,6 +13,7 @@ import base64
 import binascii
 import json
 import re
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.resources import files
 from itertools import chain, pairwise
@@ -44,6 +45,11 @@ def duration(span_us: int | None) -> str:
 def count(number: int | None) -> str:
     """With thin spaces between thousands."""
     return "–" if number is None else f"{number:,}".replace(",", "\N{NARROW NO-BREAK SPACE}")
+
+
+def many(number: int, one: str, more: str = "") -> str:
+    """1 message, 2 messages. more: if it is not `one` with an s."""
+    return f"{count(number)} {one if number == 1 else more or f'{one}s'}"
 
 
 def blocked(counts: dict[str, Any]) -> str:
@@ -103,6 +109,13 @@ class FormWrong(ApiRefused):
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(400, {"error": "form", "field": field, "message": message})
+
+
+def named(error: ApiRefused, labels: Mapping[str, str]) -> ApiRefused:
+    """The error under the name that the form has for the field, for whoever typed it does not know the API's."""
+    parts = re.findall(r"\w+", error.field or "")
+    label = next((labels[part] for part in parts if part in labels), None)
+    return error if label is None else FormWrong(label, error.message)
 
 
 def duration_typed(span: int) -> str:
@@ -212,6 +225,7 @@ def _environment() -> Environment:
     made.filters |= {
         "duration": duration,
         "count": count,
+        "many": many,
         "blocked": blocked,
         "rate": rate,
         "size": size,

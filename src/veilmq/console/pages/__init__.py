@@ -20,7 +20,7 @@ from veilmq.console.pages.queue import PAST_PAGES, QUEUE_PAGES, console_path
 from veilmq.console.pages.server import SERVER_PAGES, WORKER_PAGES
 from veilmq.console.pictures import sparkline
 from veilmq.console.sessions import hashed
-from veilmq.console.showing import blocked, count, duration, rate
+from veilmq.console.showing import blocked, count, duration, many, rate
 from veilmq.console.visit import Page, Visit
 from veilmq.model.instant import HOUR_US
 from veilmq.model.settings.queue import QueueKey
@@ -128,9 +128,8 @@ async def _still(visit: Visit) -> list[dict[str, str]]:
     for queue in ranked["queues"]:
         if queue["value"] >= queue["still_after_us"]:
             of = queue["blocked"]
-            messages = f"{blocked(of)} message{'s' * (of['messages'] != 1)}"
-            groups = f"{count(of['groups'])} group{'s' * (of['groups'] != 1)}"
-            why = f"{messages} of {groups} blocked for up to {duration(queue['value'])}: others of their group are held"
+            messages = f"{blocked(of)} message{'s' * (of['messages'] != 1)} of {many(of['groups'], 'group')}"
+            why = f"{messages} blocked for up to {duration(queue['value'])}: others of their group are held"
             found.append(_need(queue, why, "#blocked"))
     return found[:WORST_SHOWN_MAX]
 

@@ -18,16 +18,30 @@ from starlette.responses import Response
 
 from veilmq.admin.api.inputs import message_id
 from veilmq.console import ApiRefused, queue_path
-from veilmq.console.pages.queue import FILTERS, PATH, console_path, key_of
-from veilmq.console.pages.settings import Given, settings_of
+from veilmq.console.pages.queue import FILTERS, PATH, console_path, filter_in_words, filter_read, key_of
+from veilmq.console.pages.settings import SETTINGS, Given, settings_of
 from veilmq.console.sessions import Done
-from veilmq.console.showing import FormWrong, attributes_read, attributes_typed, count, duration_typed, number, span_us
+from veilmq.console.showing import (
+    FormWrong,
+    attributes_read,
+    attributes_typed,
+    count,
+    duration_typed,
+    many,
+    named,
+    number,
+    span_us,
+)
 from veilmq.console.visit import Page, Visit, Work
 from veilmq.model.messages import id_text
 from veilmq.model.settings.queue import QueueKey
 
 _FIELDS: Final = ("body", "delay", "ttl", "priority", "type", "group", "attributes")
 """Of a message that was sent, to be filled in again: a deduplication id would make the next one the same."""
+_LABELS: Final = {each.name: each.label for each in SETTINGS} | {name: name for name in _FIELDS} | FILTERS | {
+    "ttl_us": "time to live", "deduplication_id": "deduplication id"
+}  # fmt: skip
+"""Members that the API may refuse, as the forms call them."""
 
 
 async def queue_page(
@@ -36,7 +50,7 @@ async def queue_page(
     """The page of the form, with what was typed and what is wrong. queue: if it was asked for already."""
     if queue is None:
         queue = await visit.api.get(queue_path(key_of(visit)))
-    wrong = None if error is None else error.words
+    wrong = None if error is None else named(error, _LABELS).words
     status = 200 if error is None else error.status
     return visit.show(template, status, queue=queue, given=given, wrong=wrong, nav="queues", **values)
 
@@ -192,7 +206,7 @@ async def purge(visit: Visit) -> Response:
 
     async def work(given: dict[str, str], once: str) -> Done:
         answer = await visit.api.act("POST", queue_path(key, "/purge"), {}, once)
-        return Done(f"{count(answer['count'])} messages of {key.name} were deleted.", console_path(key))
+        return Done(f"Deleted {many(answer['count'], 'message')} of {key.name}.", console_path(key))
 
     return await visit.act(work, lambda given, error: queue_page(visit, "purge.html", error, given))
 
@@ -306,6 +320,7 @@ async def _job_page(visit: Visit, error: ApiRefused | None) -> Response:
         "job.html",
         200 if error is None else error.status,
         job=found,
+        chosen=filter_in_words(found["filter"] or {}),
         is_waiting=found["status"] in _WAITING,
         does=ACTS.get(found["act"], (found["act"].capitalize(), ""))[0],
         wrong=None if error is None else error.message,
@@ -338,7 +353,8 @@ async def _begin_page(visit: Visit, error: ApiRefused | None, given: Given) -> R
     if not queue.get("is_dead_letter_queue", True):  # a server of an earlier release does not say
         acts = {name: words for name, words in acts.items() if name != "redrive"}
     given = dict.fromkeys(FILTERS, "") | given | {"state": "hidden" if is_hidden else "visible"}
-    return await queue_page(visit, "begin.html", error, given, queue, acts=acts, filters=FILTERS)
+    shown = {"acts": acts, "filters": FILTERS, "chosen": filter_in_words(given)}
+    return await queue_page(visit, "begin.html", error, given, queue, **shown)
 
 
 async def begin(visit: Visit) -> Response:
@@ -346,12 +362,9 @@ async def begin(visit: Visit) -> Response:
     key = key_of(visit)
 
     async def work(given: dict[str, str], once: str) -> Done:
-        chosen: dict[str, Any] = {name: given[name] for name in FILTERS if given.get(name)}
+        chosen = filter_read(given)
         if "text" in chosen and not visit.shows_bodies:
             raise FormWrong("text", "this server's console does not look into bodies (console_bodies, admin_bodies)")
-        for name in ("age_us_min", "receives_min"):
-            if name in chosen:
-                chosen[name] = number(name, chosen[name])
         wanted: dict[str, Any] = {
             "act": given.get("act", ""),
             "queue": {"account": key.account, "region": key.region, "name": key.name},
@@ -373,7 +386,7 @@ async def cancel(visit: Visit) -> Response:
 
     async def work(given: dict[str, str], once: str) -> Done:
         ended = await visit.api.act("POST", f"/api/v1/jobs/{visit.request.path_params['job']}/cancel", {}, once)
-        return Done(f"The job ends; {count(ended['done'])} messages are done.", f"/console/jobs/{ended['id']}")
+        return Done(f"The job ends; done to {many(ended['done'], 'message')}.", f"/console/jobs/{ended['id']}")
 
     return await visit.act(work, lambda given, error: _job_page(visit, error))
 

@@ -9,6 +9,7 @@ to the address with the instant itself. A form that cannot be understood, and an
 cover, are said above the form.
 """
 
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final
 
@@ -18,7 +19,7 @@ from veilmq.admin.api.inputs import STATES, queue_key
 from veilmq.console import ApiRefused, queue_path
 from veilmq.console.pages.settings import settings_shown
 from veilmq.console.pictures import SPANS, charts, effects
-from veilmq.console.showing import FormWrong, blocked, clock_time, count, duration_typed, iso, span_us
+from veilmq.console.showing import FormWrong, blocked, clock_time, count, duration, duration_typed, iso, number, span_us
 from veilmq.console.visit import Page, Visit
 from veilmq.model.instant import DAY_US, HOUR_US, MINUTE_US, from_text
 from veilmq.model.settings.queue import QueueKey
@@ -41,7 +42,8 @@ ADVICE: Final = {
     "extend": "Extend leases.",
     "too_few": "Too early to say.",
 }
-FILTERS: Final = ("type", "group", "age_us_min", "receives_min", "text")
+FILTERS: Final = {"type": "type", "group": "group", "age_us_min": "age over", "receives_min": "receives at least",
+                  "text": "text"}  # fmt: skip
 
 
 def key_of(visit: Visit) -> QueueKey:
@@ -65,7 +67,7 @@ async def queue(visit: Visit) -> Response:
     except ApiRefused as error:
         if error.field not in FILTERS:
             raise
-        wrong = error.words
+        wrong = f"{FILTERS[error.field]}: {error.message}"
     span, rollups, step_us = await _rollups(visit, key)
     members = {"account": key.account, "region": key.region, "prefix": key.name, "limit": _JOBS_OF_PREFIX_MAX}
     jobs = (await visit.api.get("/api/v1/jobs", **members))["jobs"]
@@ -151,13 +153,30 @@ def _none_asked(visit: Visit) -> dict[str, Any]:
     return {"state": state, "filters": filters, "messages": None, "after": None, "stopped": None}
 
 
+def filter_read(given: Mapping[str, str]) -> dict[str, Any]:
+    """The filter as the API takes it. Raises FormWrong."""
+    chosen: dict[str, Any] = {name: given[name] for name in FILTERS if given.get(name)}
+    for name in ("age_us_min", "receives_min"):
+        if name in chosen:
+            chosen[name] = number(name, chosen[name])
+    return chosen
+
+
+def filter_in_words(given: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What a filter asks for: name and value."""
+    chosen = {name: str(given[name]) for name in FILTERS if given.get(name)}
+    with suppress(KeyError, FormWrong):
+        chosen["age_us_min"] = duration(number("age_us_min", chosen["age_us_min"]))
+    return [(FILTERS[name], value) for name, value in chosen.items()]
+
+
 async def _messages(visit: Visit, key: QueueKey) -> dict[str, Any]:
     """A page of messages: those that the address asks for."""
     shown = _none_asked(visit)
     if not visit.may("peek", key.account, key.name):
         return shown
     asked = {"state": shown["state"], "after": visit.members.get("after"), "limit": MESSAGES_A_PAGE}
-    found = await visit.api.get(queue_path(key, "/messages"), **asked, **shown["filters"])
+    found = await visit.api.get(queue_path(key, "/messages"), **asked, **filter_read(shown["filters"]))
     is_stopped = found["after"] is not None and len(found["messages"]) < MESSAGES_A_PAGE
     return shown | {
         "messages": found["messages"],
