@@ -148,15 +148,19 @@ def test_a_worker_works_while_somebody_looks(tab: Tab, api: Api, twice: str) -> 
     page.click("button:text('Show')")
     assert page.inner_text(".empty") == "No worker matches."
 
-    # A long user agent, as SDKs have them, and the longest name of a queue leave room for the figures.
+    # A long user agent, as SDKs have them, the longest name of a queue, group and type leave room for the figures.
     name, agent = "q" * 256, "Boto3/1.43.117" + " md/Botocore#1.43.117" * 10
     api.create(name)
-    api.send(name)
+    message = api.send(name)
     api.client.post(f"{QUEUES}/{name}/receive", json={"lease_us": 60_000_000}, headers={"user-agent": agent})
-    for path, text in (("/console/workers", "Boto3"), ("/console/", name)):
+    api.create("long.fifo", fifo=True, content_deduplication=True)
+    api.send("long.fifo", group="g" * 128, type="t" * 256)
+    cases = [("/console/workers", "Boto3"), ("/console/", name), (f"/console/messages/{message}", "Boto3"),
+             (f"{CONSOLE}/long.fifo", "g" * 128), (f"{CONSOLE}/long.fifo/past?at=1+s", "t" * 256)]  # fmt: skip
+    for path, text in cases:
         tab.open(path)
-        assert text in page.inner_text(".scroll")
-        assert page.eval_on_selector(".scroll", "each => each.scrollWidth <= each.clientWidth"), path
+        table = page.locator(".scroll:has(table)", has_text=text)
+        assert table.evaluate("each => each.scrollWidth <= each.clientWidth"), path
 
 
 def test_the_start_page_shows_how_fast_queues_are(tab: Tab, api: Api, twice: str) -> None:

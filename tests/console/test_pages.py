@@ -195,6 +195,17 @@ def test_why_twice_in_a_sentence_and_a_picture(orders: Api, visitor: Visitor) ->
     assert {"sent", "expired", "refused", "deleted"} <= set(kinds)
     assert re.findall(r'class="bar (\w+)"', page) == ["waits", "lease", "late", "lease"]
     assert "delete refused" in plain(page).partition("Everything that happened")[2]
+    message = orders.send("orders")
+    for seconds in (120, 170):
+        orders.act("orders", "receive")
+        orders.later(seconds)
+    page = visitor.get(f"/console/messages/{message}").text
+    ends = [0.0]
+    for x, anchor, text in re.findall(r'class="tick" x="([\d.]+)" y="12" text-anchor="(\w+)">([^<]+)', page):
+        left = float(x) - 6.2 * len(text) * {"start": 0, "middle": 0.5, "end": 1}[anchor]
+        assert left >= ends[-1], "no label is over the one before"
+        ends.append(left + 6.2 * len(text))
+    assert len(ends) > 3
 
 
 def test_looking_leaves_no_trace_but_a_body_that_is_read(orders: Api, visitor: Visitor) -> None:

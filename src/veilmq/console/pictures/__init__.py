@@ -48,7 +48,8 @@ _PAUSE_SHARE_MAX: Final = 0.7
 """A stretch that would take more is cut ..."""
 _PAUSE_SHARE: Final = 0.4
 """... to this share of the width."""
-_TICK_APART: Final = 92
+_CHARACTER: Final = 6.4
+"""Of a tick's label: its width at most."""
 LEASES_MAX: Final = 40
 _MARKS_MAX: Final = 200
 
@@ -186,7 +187,7 @@ def _round_up(value: int) -> int:
 
 
 def _path(line: list[int | None], top: int) -> str:
-    """A path of SVG; a value alone between two gaps is a short stroke."""
+    """A path of SVG; a value alone between two gaps is a stroke as wide as a minute of an hour, so that it is seen."""
     parts, is_open = [], False
     step = WIDTH / max(len(line) - 1, 1)
     for place, value in enumerate(line):
@@ -194,7 +195,9 @@ def _path(line: list[int | None], top: int) -> str:
             is_open = False
             continue
         x, y = round(place * step, 1), round(_TOP + (HEIGHT - _TOP - 1) * (1 - value / top), 1)
-        parts.append(f"L{x} {y}" if is_open else f"M{x} {y}h.5")
+        is_alone = line[place + 1 : place + 2] in ([], [None])
+        start = f"M{round(x - 3, 1)} {y}h6" if is_alone else f"M{x} {y}"
+        parts.append(f"L{x} {y}" if is_open else start)
         is_open = True
     return "".join(parts)
 
@@ -394,14 +397,16 @@ class _Scale:
         """The middle of each stretch that is cut."""
         return [round((self._x[each] + self._x[each + 1]) / 2, 1) for each in sorted(self._cut)]
 
-    @property
-    def ticks(self) -> list[tuple[float, int]]:
-        """Instants with enough room for their labels; the last one always."""
-        found: list[tuple[float, int]] = []
+    def ticks(self, day: int) -> list[tuple[float, str]]:
+        """Instants with room for their labels, each with the date if that is not `day`'s; the last one always."""
+        labels = [clock_time(at, day) for at in self._at]
+        # The first label is right of its tick and the last one left: between these and the next, a label and a half.
+        apart = 1.5 * _CHARACTER * max(map(len, labels))
+        found: list[tuple[float, str]] = []
         last = self._x[-1]
-        for x, at in zip(self._x, self._at, strict=True):
-            if not found or (x - found[-1][0] >= _TICK_APART and (last - x >= _TICK_APART or x == last)):
-                found.append((round(x, 1), at))
+        for x, label in zip(self._x, labels, strict=True):
+            if not found or (x - found[-1][0] >= apart and (last - x >= apart or x == last)):
+                found.append((round(x, 1), label))
         return found
 
 
@@ -416,8 +421,7 @@ def timeline(life: Life) -> Drawing:
     _draw_message(life, scale, drawing)
     for number, lease in enumerate(leases, 1):
         _draw_lease(life, lease, scale, drawing, _LIFE_TOP + number * _ROW)
-    ticks = [(x, clock_time(at, life.first)) for x, at in scale.ticks]
-    return drawing._replace(height=_LIFE_TOP + (len(leases) + 1) * _ROW + 10, ticks=ticks)
+    return drawing._replace(height=_LIFE_TOP + (len(leases) + 1) * _ROW + 10, ticks=scale.ticks(life.first))
 
 
 def _instants(life: Life, leases: list[Lease]) -> set[int]:
