@@ -61,6 +61,8 @@ function follow(path) {
     try {
       const answer = await fetch(path, { headers, cache: "no-store", signal: AbortSignal.timeout(ANSWER_MS) });
       if (answer.status === 401) return stop("Signed out: load the page again");
+      // Of a proxy, whose pages are no JSON, it may be a passing one.
+      if (answer.status === 404 && answer.headers.get("content-type") === headers.accept) return stop("Not there any more");
       if (answer.ok || answer.status === 304) asOf(answer.headers.get("as-of"));
       if (answer.ok) {
         news = await answer.json();
