@@ -158,7 +158,10 @@ def test_a_message_is_kept_under_a_name_and_filled_in_again(orders: Api, server:
     assert names == ["other", "paid & <b>"]
     page = visitor.get(SEND).text
     assert "new" in plain(page)
-    assert visitor.post(f"{SEND}/drop", data=hidden(page, f"{SEND}/drop") | {"name": "other"}).status_code == 303
+    asked = visitor.post(f"{SEND}/drop", data=hidden(page, f"{SEND}/drop") | {"name": "other"})
+    assert "This deletes the template other for good" in plain(asked.text)
+    assert "other" in plain(visitor.get(SEND).text), "it was not deleted yet"
+    assert visitor.post(f"{SEND}/drop", data=hidden(asked.text, f"{SEND}/drop")).status_code == 303
     assert "other" not in plain(visitor.get(SEND).text)
     assert orders.client.get(f"{QUEUES}/orders").json()["counts"]["total"] == 0
     typed = {"body": "kept", "was": "other", "deduplication_id": "once"}
@@ -179,7 +182,7 @@ def test_a_template_is_text(orders: Api, visitor: Visitor) -> None:
         page = visitor.get(there)
         assert page.status_code == 200
         assert {tag for tag, _ in tags(page.text).found} <= known, text
-        visitor.post(f"{SEND}/drop", data=hidden(page.text, f"{SEND}/drop") | {"name": text[:64]})
+        visitor.post(f"{SEND}/drop", data=hidden(page.text, f"{SEND}/drop") | {"name": text[:64], "confirmed": "yes"})
 
 
 @for_each("text", ["ü" * 400_000, "\n" * 1_000_000])

@@ -97,7 +97,7 @@ def test_a_bug_of_a_page_is_counted_once(api: Api, visitor: Visitor, monkeypatch
     def broken(*_: Any) -> None:
         raise RuntimeError("broken")
 
-    for number, place in enumerate(("veilmq.console.pages.server._same", "veilmq.admin.app.shown_settings"), 1):
+    for number, place in enumerate(("veilmq.console.pages.server._setting", "veilmq.admin.app.shown_settings"), 1):
         with monkeypatch.context() as breaking:
             breaking.setattr(place, broken)
             answer = visitor.get("/console/server")

@@ -72,14 +72,16 @@ async def _send_page(
     templates: list[dict[str, Any]] | None = None,
     *,
     keeps: bool = False,
+    drops: str = "",
 ) -> Response:
-    """templates: if they were asked for already. keeps: ask under which name the message is to be kept."""
+    """templates: if they were asked for already. keeps: ask for a name to keep it under. drops: ask whether to."""
     if templates is None:
         templates = await _templates(visit)
     shown = {
         "sent": visit.session.sent,
         "templates": templates,
         "keeps": keeps,
+        "drops": drops,
         "fields": (*_FIELDS, "deduplication_id"),
     }
     return await queue_page(visit, "send.html", error, given, **shown)
@@ -122,8 +124,11 @@ async def keep(visit: Visit) -> Response:
 
 
 async def drop(visit: Visit) -> Response:
-    """Delete a template."""
+    """Delete a template, once that was confirmed."""
     key = key_of(visit)
+    asked, _ = await visit.checked_form()
+    if "confirmed" not in asked:
+        return await _send_page(visit, None, {}, drops=asked.get("name", ""))
 
     async def work(given: dict[str, str], once: str) -> Done:
         name = given.get("name", "")

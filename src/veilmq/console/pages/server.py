@@ -58,7 +58,7 @@ async def _server_page(visit: Visit, error: ApiRefused | None) -> Response:
     settings, clock = None, None
     if visit.may("settings"):
         found = await visit.api.get("/api/v1/settings")
-        settings = sorted((_setting(name, value) for name, value in found["settings"].items()), key=_same)
+        settings = sorted((_setting(*each) for each in found["settings"].items()), key=lambda each: not each["differs"])
         clock = await visit.api.get("/api/v1/clock")
     return visit.show(
         "server.html",
@@ -82,10 +82,6 @@ def _setting(name: str, value: Any) -> dict[str, Any]:
         "differs": _text(value) != _text(plain),
         "help": "" if field is None else field.help,
     }
-
-
-def _same(setting: dict[str, Any]) -> bool:
-    return not setting["differs"]
 
 
 def _text(value: Any) -> str:
