@@ -155,12 +155,19 @@ def test_a_worker_works_while_somebody_looks(tab: Tab, api: Api, twice: str) -> 
     api.client.post(f"{QUEUES}/{name}/receive", json={"lease_us": 60_000_000}, headers={"user-agent": agent})
     api.create("long.fifo", fifo=True, content_deduplication=True)
     api.send("long.fifo", group="g" * 128, type="t" * 256)
-    cases = [("/console/workers", "Boto3"), ("/console/", name), (f"/console/messages/{message}", "Boto3"),
+    counted = {"act": "move", "queue": "orders", "destination": name, "dry_run": True}
+    assert api.client.post("/api/v1/jobs", json=counted).status_code == 201
+    cases = [("/console/jobs", name), ("/console/workers", "Boto3"), ("/console/", name),
+             (f"/console/messages/{message}", "Boto3"),
              (f"{CONSOLE}/long.fifo", "g" * 128), (f"{CONSOLE}/long.fifo/past?at=1+s", "t" * 256)]  # fmt: skip
     for path, text in cases:
         tab.open(path)
         table = page.locator(".scroll:has(table)", has_text=text)
         assert table.evaluate("each => each.scrollWidth <= each.clientWidth"), path
+    tab.open(f"{ORDERS}/settings")
+    page.fill("textarea[name=tags]", f"name={'v' * 200}")
+    page.click("button:text('Show what changes')")
+    assert page.eval_on_selector(".scroll", "each => each.scrollWidth <= each.clientWidth"), "it is confirmed in full"
 
 
 def test_the_start_page_shows_how_fast_queues_are(tab: Tab, api: Api, twice: str) -> None:
