@@ -136,7 +136,7 @@ def test_accounts_show_keys_and_grants_and_no_secret(tmp_path: Path) -> None:
         visitor.sign_in(secret=admin.TOKEN)
         page = visitor.get("/console/accounts").text
         assert "secret" not in page.partition("<main")[2]
-        shown = r"111111111111 us-east-1 .*queues of 1 1 near the limit .*AKS access key send <script>\*, b"
+        shown = r"111111111111 us-east-1 .*queues and pushes of 1 1 near the limit .*AKS access key send <script>\*, b"
         assert re.search(shown, plain(page)), plain(page)
         assert page.count("<script") == 1
         rows = visitor.get("/console/accounts/export?form=csv").text

@@ -31,7 +31,7 @@ TOPICS_A_PAGE: Final = 50
 _TOPIC: Final = "/console/topics/{account}/{region}/{name}"
 NEAR: Final = 0.9
 """From this share of a limit on an account needs a look."""
-_COUNTED: Final = {"queues": "Queues", "topics": "Topics", "subscriptions": "Subscriptions"}
+_COUNTED: Final = {"queues": "queues and pushes", "topics": "topics", "subscriptions": "subscriptions"}
 WORKERS: Final = "/console/workers"
 WORKERS_SHOWN_MAX: Final = 200
 HELD_SHOWN_MAX: Final = 20
