@@ -25,7 +25,7 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 from botocore.exceptions import ClientError, EndpointConnectionError, HTTPClientError
 from joserfc.jwk import ECKey
-from tests.cli.conftest import WAIT_S, Serve
+from tests.cli.conftest import WAIT_S, Run, Serve
 from tests.server.test_listener_tls import CERTIFICATE, KEY
 from tests.support.ports import kept_ports
 from tests.support.sqlite import read_events
@@ -474,7 +474,7 @@ def test_a_kill_loses_nothing_acknowledged(serve: Serve) -> None:
     assert {message["MessageId"] for message in got} == sent
 
 
-def test_deleted_files_are_copied_out_of_the_server_as_the_page_says(serve: Serve, tmp_path: Path) -> None:
+def test_deleted_files_are_copied_out_of_the_server_as_the_page_says(serve: Serve, run: Run, tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
     (block,) = re.findall(r"^    OLD=.*?\n(?=\n)", page, re.MULTILINE | re.DOTALL)
     server = serve().ready()
@@ -485,6 +485,10 @@ def test_deleted_files_are_copied_out_of_the_server_as_the_page_says(serve: Serv
     for name in ("veilmq.db", "veilmq.db-wal"):
         (server.data / name).unlink()
     server.wait_for("veilmq.db was deleted or replaced while the server ran")
+    here = ("--data", str(server.data))
+    for command in (("send", "orders", "no"), ("backup", str(tmp_path / "copy"))):
+        assert "not done: veilmq.db was deleted or replaced while the server ran" in run(*command, *here).err
+    assert "Do not stop the server, which still has it open: " in run("upgrade", "--check", *here).err
     (tmp_path / "link").symlink_to(server.data)
     environment = {
         "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "PID": str(server.process.pid),

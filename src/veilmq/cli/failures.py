@@ -81,12 +81,14 @@ def foreign(directory: Path, error: Exception) -> Failure:
 
 def refuse_remains(directory: Path) -> None:
     """Raises Failure if a directory has other files of a database, and not the database itself; OSError."""
-    from veilmq.store.directory import COMMITTED, DATABASE, REDO
+    from veilmq.store.directory import COMMITTED, DATABASE, REDO, holder_of
 
     database, log = directory / DATABASE, directory / REDO
     remains = _has_content(directory / f"{DATABASE}-wal") or _has_content(log) or (directory / COMMITTED).exists()
     if not database.exists() and remains:
         advice = "Restore all files as of one moment, or a backup; or see what `veilmq check --repair` brings back."
+        if holder_of(directory):
+            advice = "Do not stop the server, which still has it open: docs/operations.md, A deleted file."
         raise Failure(Exit.DIRECTORY, f"{database} is missing, but other files of it exist", advice)
 
 

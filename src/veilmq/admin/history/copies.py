@@ -128,6 +128,8 @@ class Copies:
         """The whole database as a file, with a fresh receipt key and epoch (`Reader.backup`)."""
         caller_of(request).check(Action.BACKUP)
         reader = self._service.reader
+        if isinstance(refusal := reader.refusal, StoreFailed):
+            raise refusal
         size_bytes = reader.database_bytes()
         if reader.directory.free_bytes() < size_bytes + reader.directory.floor_bytes():
             raise DiskLow(free_bytes=reader.directory.free_bytes())

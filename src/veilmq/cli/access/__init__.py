@@ -256,9 +256,15 @@ def _path(text: str | None) -> Path | None:
 
 
 def _admin_of_holder(directory: Path) -> str | None:
-    """The admin URL that the directory's owner announced, if it has one. Raises Failure if it is no data directory."""
+    """The admin URL that the directory's owner announced, if it has one: it serves also if somebody deleted its files.
+
+    Raises Failure if it is no data directory.
+    """
     from veilmq.store.directory import holder_of, holds_database
 
+    holder = holder_of(directory)
+    if admin := holder and holder.url("admin"):
+        return admin
     try:
         found = holds_database(directory)
         refuse_remains(directory)
@@ -270,8 +276,7 @@ def _admin_of_holder(directory: Path) -> str | None:
             f"{directory} is not a data directory",
             "Name one with --data DIR, or make one with: veilmq serve --data DIR",
         )
-    holder = holder_of(directory)
-    return holder.url("admin") if holder else None
+    return None
 
 
 def _token(target: Target, environment: Mapping[str, str], home: Path, *, is_own: bool) -> str | None:
