@@ -64,8 +64,9 @@ Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """Where the commands run: with a module of handlers."""
+    """Where the commands run: with a module of handlers, and one that is no Python."""
     (tmp_path / "handlers.py").write_text(HANDLERS)
+    (tmp_path / "broken.py").write_text("def handle(:\n")
     return tmp_path
 
 
@@ -184,6 +185,7 @@ def test_child_processes_and_poison(directory: Path, veilmq: Command) -> None:
     [
         (["nomodule:handle"], 2, "No module named 'nomodule'"),
         (["handlers:nothing"], 2, "'handlers:nothing' cannot be imported"),
+        (["broken:handle"], 2, "'broken:handle' cannot be imported: SyntaxError: invalid syntax (broken.py, line 1)"),
         (["handlers:number"], 2, "cannot be called"),
         (["handlers"], 2, "expected MODULE:HANDLER"),
         (["./handlers.py:handle"], 2, "name it as `import` does"),

@@ -98,6 +98,9 @@ def handler_of(name: str) -> Callable[[Any], Any]:
         return resolve(name)
     except ParameterInvalid as error:
         raise Failure(Exit.USAGE, error.reason) from None
+    except Exception as error:  # noqa: BLE001 the user's module may fail in any way
+        advice = f"To see where: {sys.executable} -c 'import {name.partition(':')[0]}'"
+        raise Failure(Exit.USAGE, f"{name!r} cannot be imported: {type(error).__name__}: {error}", advice) from None
 
 
 def open_queue(url: str) -> Queue:
