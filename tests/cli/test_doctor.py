@@ -77,6 +77,11 @@ def test_before_the_first_start_all_is_well_and_nothing_is_made(run: Run, doctor
     shown = run("doctor", "--data", str(tmp_path / "data"), *FREE).out
     assert "ok    fsync " in shown
     assert shown.endswith("all is well\n" if WELL == 0 else "0 errors, 1 warnings\n")
+    (tmp_path / "data").write_text("a file")
+    assert doctor("directory") == (
+        2,
+        [("error", f"{tmp_path / 'data'} is no directory", "Name another one with --data DIR.")],
+    )
 
 
 class TestBesideAServer:

@@ -295,7 +295,8 @@ def directory(path: Path, holder: Holder | None) -> Iterator[Finding]:
     """Owner and mode of the data directory and of what is in it."""
     check_directory(path, "--data")
     if not path.is_dir():
-        yield Finding("directory", Level.OK, f"{path} is made at the first start")
+        taken = Finding("directory", Level.ERROR, f"{path} is no directory", "Name another one with --data DIR.")
+        yield taken if path.exists() else Finding("directory", Level.OK, f"{path} is made at the first start")
         return
     wrong = False
     status = path.stat()
