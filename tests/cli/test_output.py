@@ -124,8 +124,10 @@ def test_a_table_cuts_nothing(capsys: pytest.CaptureFixture[str], monkeypatch: p
     table(["message", "count", "why"], [["m" * 36, 7, " ".join(full) + "  "]])
     assert [line[48:].strip() for line in capsys.readouterr().out.splitlines()[3:-1]] == full
     wide = [letter * 90 for letter in "abc"]
-    assert table(wide, [[1, 2, 3]], [wide[1], wide[0]]) == [wide[1]]
-    assert [each.split() for each in capsys.readouterr().out.splitlines()[1::2]] == [[wide[0], wide[2]], ["1", "3"]]
+    table(wide, [[1, 2, 3]], [wide[1], wide[0]])
+    out, err = capsys.readouterr()
+    assert err == f"left out on a terminal as narrow as this: {wide[1]}\n"
+    assert [each.split() for each in out.splitlines()[1::2]] == [[wide[0], wide[2]], ["1", "3"]]
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setenv("FORCE_COLOR", "1")
     table(["job", "count"], [["j" * 90, 7]])
@@ -140,6 +142,10 @@ def test_a_narrow_terminal_shows_ids_and_all_else(data: Path) -> None:
     assert terminal.end() == 0
     assert event["kind"] in terminal.seen
     assert "…" not in terminal.seen
+    listed = Terminal("queues", "list", "--data", str(data), columns=60)
+    listed.until("narrow as this: retention, dead letters to\r\n")
+    assert listed.end() == 0
+    assert max(map(len, re.sub(r"\x1b\[[0-9;]*m", "", listed.seen).splitlines()[:-1])) <= 60
 
 
 def test_a_directory_that_sqlite_cannot_open_is_refused(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ _SHORT_MAX: Final = 8
 """Characters of a cell with blanks that is not folded either: a duration, such as 1.23 min."""
 _FOLDED_MIN: Final = 12
 """Width of a column that is folded."""
+LEFT_OUT: Final = "left out on a terminal as narrow as this"
 _ROUNDED_UP: Final = 0.9995
 """From here on three digits make it 1."""
 _UNITS: Final = ((86_400_000_000, "d"), (3_600_000_000, "h"), (60_000_000, "min"), (1_000_000, "s"), (1_000, "ms"))
@@ -175,8 +176,8 @@ def fitted_columns(
     return fitted.drawn(fitted.rows, folds=folds), fitted.left_out
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[object]], spare: Sequence[str] = ()) -> list[str]:
-    """Print columns for a person, cut nowhere: see `_fitted`. Returns the heads of the columns that were left out. rich
+def table(heads: Sequence[str], rows: Iterable[Sequence[object]], spare: Sequence[str] = ()) -> None:
+    """Print columns for a person, cut nowhere: see `_fitted`; and on stderr the heads of those that were left out. rich
     prints only the heads: a row would take it 0.5 ms."""
     from rich.cells import cell_len
     from rich.console import Console
@@ -199,7 +200,8 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]], spare: Sequenc
                 padded.append(blanks + text if isinstance(cell, int) else text + blanks)
             sys.stdout.write(f" {'   '.join(padded)} \n")
     sys.stdout.write(below)
-    return left_out
+    if left_out:
+        print(f"{LEFT_OUT}: {', '.join(left_out)}", file=sys.stderr)
 
 
 def _narrowed(widths: Sequence[int], least: Sequence[int], room: int) -> list[int]:

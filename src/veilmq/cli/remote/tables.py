@@ -86,7 +86,7 @@ def queue_table(queues: Iterable[Mapping[str, Any]], *, whose: bool) -> None:
         rows.append([queue["account"], queue["region"], *row] if whose else row)
     if rows and len(rows[0]) > len(heads) + 2 * whose:
         heads[4:4] = [f"{name}/s" for name in _RATED]
-    table(["account", "region", *heads] if whose else heads, rows)
+    table(["account", "region", *heads] if whose else heads, rows, ["retention", "dead letters to", "timeout"])
 
 
 def message_blocks(messages: Iterable[Mapping[str, Any]], *, whole: bool = False) -> None:

@@ -20,7 +20,7 @@ import typer
 
 from veilmq.cli.failures import Exit, Failure
 from veilmq.cli.options import Everything, Prefix, Queue, duration_us, queue_names, seconds
-from veilmq.cli.output import duration, fitted_columns, instant, print_json, printable, table
+from veilmq.cli.output import LEFT_OUT, duration, fitted_columns, instant, print_json, printable, table
 from veilmq.model.instant import MINUTE_US
 
 if TYPE_CHECKING:
@@ -45,7 +45,6 @@ _TIME_OF_DAY: Final = slice(11, 19)
 """Of an instant: the time to the second. Workers are of the last hour."""
 _SPARE: Final = ("a minute", "waits", "received")
 """Columns of `workers` that a narrow terminal can do without; the first one not if that is sorted by."""
-_LEFT_OUT: Final = "left out on a terminal as narrow as this"
 _QUEUE_SPARE: Final = ("received/s", "delayed", "sent/s", "deleted/s")
 _WORKER_SPARE: Final = ("deleted/min", "waits")
 _WORKER_HEADS: Final = ["worker", "holds", "oldest lease", "waits", "deleted/min", "failed", "ended leases"]
@@ -227,9 +226,7 @@ def list_workers(
         for each in found["workers"]
     ]
     if rows:
-        left_out = table([*heads, "failed", "ended leases"], rows, _SPARE[sort is Sort.RATE :])
-        if left_out:
-            print(f"{_LEFT_OUT}: {', '.join(left_out)}", file=sys.stderr)
+        table([*heads, "failed", "ended leases"], rows, _SPARE[sort is Sort.RATE :])
         if messages:
             held = [
                 [one["id"], one["queue"]["name"], client_text(each), instant(one["granted"]), instant(one["due"])]
@@ -343,7 +340,7 @@ def screen(found: Look, rows_max: int, room: int, error: str = "", *, folds: boo
         shown.append(drawn)
         left_out += more
     if left_out:
-        shown.append(Text(f"{_LEFT_OUT}: {', '.join(left_out)}"))
+        shown.append(Text(f"{LEFT_OUT}: {', '.join(left_out)}"))
     left = len(found.queues) - of_queues, len(workers) - of_workers
     if max(left) > 0:
         shown.append(Text(f"and {max(0, left[0])} queues, {max(0, left[1])} workers more"))
