@@ -283,10 +283,19 @@ def test_the_same_queue_is_refused(account: EmbeddedAccount) -> None:
             Bridge(source, target, Options())
 
 
-@pytest.mark.parametrize("wrong", [{"workers": 0}, {"lease": 1.5}, {"rate": 0}, {"limit": 0}, {"group": "a b"}])
-def test_wrong_options_are_refused(account: EmbeddedAccount, wrong: dict[str, Any]) -> None:
+@for_each(
+    ("wrong", "said"),
+    [
+        ({"workers": 0}, "workers: must be a whole number"),
+        ({"lease": 1.5}, "lease: "),
+        ({"rate": 0}, "rate: 0 is not a finite number of messages a second above 0"),
+        ({"limit": 0}, "limit: must be a whole number"),
+        ({"group": "a b"}, "group: "),
+    ],
+)
+def test_wrong_options_are_refused(account: EmbeddedAccount, wrong: dict[str, Any], said: str) -> None:
     with account.queue("from") as source, account.queue("to") as target:
-        with pytest.raises(ParameterInvalid):
+        with pytest.raises(ParameterInvalid, match=said):
             Bridge(source, target, msgspec.structs.replace(Options(), **wrong))
 
 

@@ -674,6 +674,8 @@ def test_the_commands_make_a_cluster_and_show_it(run: Run, shared_pair: Pair, tm
     shared_pair.primary.query("drop schema if exists veilmq cascade")
     refused = run("cluster", "init", "--cluster", shared_pair.dsn, "--lease", "2m")
     assert (refused.code, refused.err) == (2, "veilmq: --lease: expected 1s to 60s, not 2m\n")
+    refused = run("cluster", "status", "--cluster", "nonsense")
+    assert (refused.code, refused.err.startswith("veilmq: --cluster: this is no connection string")) == (2, True)
     made = run("cluster", "init", "--cluster", shared_pair.dsn, "--lease", "1500ms")
     assert made.code == 0
     for lease in ((), ("--lease", "1.5s")):

@@ -315,10 +315,14 @@ def _wait(postgres: Postgres, failed: str, done: Callable[[Status], bool]) -> St
 
 @contextmanager
 def _asking(url: str, single_copy: bool) -> Iterator[Postgres]:
-    """Raises Failure with what is wrong with the PostgreSQL."""
+    """Raises Failure with what is wrong with the URL or the PostgreSQL."""
     from veilmq.cluster.postgres import ClusterError, Postgres
 
     try:
-        yield Postgres(url, single_copy=single_copy)
+        postgres = Postgres(url, single_copy=single_copy)
+    except ClusterError as error:
+        raise Failure(Exit.USAGE, f"--cluster: {error}") from None
+    try:
+        yield postgres
     except ClusterError as error:
         raise Failure(Exit.WRONG, str(error)) from None

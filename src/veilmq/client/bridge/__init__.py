@@ -387,7 +387,7 @@ def check(source: Queue, options: Options) -> None:
     checks.whole(options.workers, "workers", 1, WORKERS_MAX)
     checks.number(options.lease, "lease", max(source.capabilities.lease_min, LEASE_MIN), source.capabilities.lease_max)
     if options.rate is not None:
-        checks.positive(options.rate, "rate")
+        checks.positive(options.rate, "rate", kind="number of messages a second")
     if options.limit is not None:
         checks.at_least(options.limit, "limit", 1)
     checks.token(options.group, "group")

@@ -66,11 +66,11 @@ def number(value: Any, parameter: str, least: float, most: float, kind: str = "a
     raise ParameterInvalid(parameter=parameter, reason=reason)
 
 
-def positive(value: Any, parameter: str, *, may_be_endless: bool = False) -> float:
-    """A duration above 0. Raises ParameterInvalid."""
+def positive(value: Any, parameter: str, *, may_be_endless: bool = False, kind: str = "number of seconds") -> float:
+    """A duration, or what `kind` says, above 0. Raises ParameterInvalid."""
     if _is_number(value) and (0 < value < math.inf or (may_be_endless and value == math.inf)):
         return value  # type: ignore[no-any-return]
-    raise ParameterInvalid(parameter=parameter, reason=f"{_said(value)} is not a finite number of seconds above 0")
+    raise ParameterInvalid(parameter=parameter, reason=f"{_said(value)} is not a finite {kind} above 0")
 
 
 def not_negative(value: Any, parameter: str) -> float:
