@@ -15,6 +15,7 @@ from veilmq.cli.access import Target, failure_of, http_access
 from veilmq.cli.directory import backup
 from veilmq.cli.directory.restoring import restore
 from veilmq.cli.failures import Exit, Failure, closed_to_user
+from veilmq.cli.keys import new_key
 from veilmq.cli.pipeline.session import make_place
 from veilmq.cli.serve import _in_the_way, _keys
 from veilmq.cli.sources import resolve
@@ -158,6 +159,10 @@ def test_a_credentials_file_is_asked_for_by_what_is_wrong_with_it(closed: Path, 
     with other_user(), pytest.raises(Failure, match="--credentials: ") as unreadable:
         _keys(Settings(credentials=closed / "keys"))
     assert unreadable.value.advice.startswith(f"{closed} is closed to this user")
+    with other_user(), pytest.raises(Failure, match="--into: ") as unwritten:
+        new_key(None, as_json=False, into=reachable / "new.toml")
+    assert unwritten.value.advice.startswith(f"{reachable} may not be written by this user")
+    assert "install -d" not in unwritten.value.advice  # it would make a directory in the file's place
     with pytest.raises(Failure) as missing:
         _keys(Settings(credentials=reachable / "keys"))
     assert missing.value.advice == f"Make it with: veilmq keys new --into {reachable}/keys"

@@ -134,7 +134,7 @@ def closed_to_user(path: Path, *, made: bool = False) -> str:
         if not _may(each, os.X_OK):
             return f"{each} is closed to this user ({_user()}): {_way_in(each)}."
     if made and not _may(path, os.F_OK):
-        return "" if _may(path.parent, os.W_OK) else _unwritable(path.parent, path)
+        return "" if _may(path.parent, os.W_OK) else unwritable(path.parent, path)
     if _may(path, os.F_OK) and not _may(path, os.R_OK):
         return f"{path} may not be read by this user ({_user()}): {_way_in(path)}."
     return ""
@@ -167,7 +167,7 @@ def _denial(path: Path) -> int:
     return errno.EROFS if os.statvfs(there).f_flag & os.ST_RDONLY else errno.EACCES
 
 
-def _unwritable(path: Path, below: Path | None = None) -> str:
+def unwritable(path: Path, below: Path | None = None) -> str:
     """Why this user cannot write there; below: what was to be made in it."""
     if _denial(path) == errno.EROFS:
         return f"{path} is on a file system that is mounted read-only."
@@ -203,9 +203,9 @@ def check_directory(path: Path, named: str, *, beside: bool = False) -> None:
     parent = path.absolute().parent
     closed = closed_to_user(path, made=True)
     if beside and parent.is_dir() and not _may(parent, os.W_OK | os.X_OK):
-        closed = f"It is written beside its place first. {_unwritable(parent)}"
+        closed = f"It is written beside its place first. {unwritable(parent)}"
     elif not closed and path.is_dir() and not _may(path, os.W_OK | os.X_OK):
-        closed = _unwritable(path)
+        closed = unwritable(path)
     if closed:
         advice = f"{closed} Name a directory {'in one ' if beside else ''}that you may write to."
         raise Failure(Exit.USAGE, f"{named}: {path}: {os.strerror(_denial(path))}", advice)

@@ -1,13 +1,14 @@
 """New access keys, and new keys for encrypted queues."""
 
 import base64
+import errno
 import json
 import re
 import secrets
 from pathlib import Path
 from typing import Any, Final
 
-from veilmq.cli.failures import Exit, Failure, advice_on, closed_to_user
+from veilmq.cli.failures import Exit, Failure, advice_on, closed_to_user, unwritable
 from veilmq.client.encrypted.keys import Key, Keys, add_key
 from veilmq.client.encrypted.keys import as_json as json_of
 from veilmq.client.encrypted.keys import new_key as new_encryption_key
@@ -93,9 +94,11 @@ def _checked(path: Path, text: str) -> dict[str, Any]:
 
 
 def _unwritten(path: Path, error: OSError) -> Failure:
-    return Failure(
-        Exit.USAGE, f"--into: {path}: {error.strerror}", closed_to_user(path, made=True) or "Check the path."
-    )
+    """The file is written beside its place first: what denies that is the directory."""
+    closed = closed_to_user(path)
+    if not closed and error.errno in {errno.EACCES, errno.EROFS}:
+        closed = unwritable(path.resolve().parent)
+    return Failure(Exit.USAGE, f"--into: {path}: {error.strerror}", closed or "Check the path.")
 
 
 def _with_key(text: str, accounts: list[str], account: str, key: str) -> str:
