@@ -124,12 +124,15 @@ def test_a_postgresql_that_is_not_there_yet_is_waited_for(own_pair: Pair, tmp_pa
         servers.close()
 
 
-def test_a_missing_standby_is_named(own_pair: Pair) -> None:
+def test_a_missing_standby_is_named(own_pair: Pair, run: Run) -> None:
+    init(Postgres(own_pair.dsn), state_format=STATE_FORMAT)
     own_pair.standby.stop()
     until(lambda: own_pair.primary.query("select count(*) from pg_stat_replication") == [(0,)])
     said = r"within 1 s: it waits for its standby b[0-9]+, which was not connected; .* may have been done all the same"
     with pytest.raises(Uncertain, match=said):
-        init(Postgres(own_pair.primary.dsn, seconds_max=1.0), state_format=STATE_FORMAT)
+        init(Postgres(own_pair.primary.dsn, seconds_max=1.0), state_format=STATE_FORMAT, keep_us=1)
+    shown = run("cluster", "status", "--cluster", own_pair.primary.dsn)
+    assert f"standby   none confirms commits: every client waits for {own_pair.standby.name}" in shown.out.splitlines()
 
 
 def test_peers_of_another_secret_are_not_ready_and_say_why(servers: Servers) -> None:

@@ -335,6 +335,8 @@ class Status(msgspec.Struct, kw_only=True):
     moved: str = ""
     """Directory to which `veilmq cluster export` takes or took the data; empty: it is here."""
     standbys: list[Standby]
+    missing: str = ""
+    """The standbys that must confirm commits, if none of them is connected: every client waits for one."""
     servers: list[Registered]
     """All that belong to the cluster, by name."""
 
@@ -362,7 +364,7 @@ def within(postgres: Postgres, act: Callable[[Session], T]) -> T:
 def status(postgres: Postgres) -> Status:
     """Ask. Raises Unreachable, Unfit."""
     with postgres.session() as session:
-        shard = look(session)
+        shard, missing = look(session), session.missing
         [(beat, renewed_s)] = session.execute(_LEASE, (SHARD,))
         size = log_bytes(session)
         [(snapshot, snapshot_age_s, verified_by)] = session.execute(_SNAPSHOT)
@@ -390,5 +392,6 @@ def status(postgres: Postgres) -> Status:
         keep_s=shard.keep_us / 1e6,
         moved=shard.moved,
         standbys=standbys,
+        missing=missing,
         servers=registered,
     )

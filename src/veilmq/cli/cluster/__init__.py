@@ -132,7 +132,9 @@ def _show(found: Status) -> None:
         print(f"standby   {standby.name}: {standby.sync}, {standby.state}, {standby.lag_s:.3f} s behind")
     if any(not standby.sync for standby in found.standbys):
         print("standby   grant pg_monitor to this role, so that it sees which of them confirm commits")
-    if not found.standbys:
+    if found.missing:
+        print(f"standby   none confirms commits: every client waits for {found.missing}")
+    elif not found.standbys:
         print("standby   none: losing PostgreSQL's machine loses messages")
     for server in found.servers:
         print(f"server    {server.name}: {_said(server, found)}")
