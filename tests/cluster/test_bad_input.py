@@ -82,13 +82,21 @@ class TestRefused:
         """By a server as by a command."""
         pair = servers.pair
         changed = {key: str(pair.standby.home) if value == "standby" else value for key, value in changed.items()}
-        pair.primary.query("drop role if exists outsider")
         pair.primary.query("create role outsider login")
-        dsn = make_conninfo(pair.primary.dsn, **changed)
-        shown = run("cluster", "status", "--cluster", dsn)
-        assert (shown.code, said in shown.err) == (1, True)
-        if "host" in changed:
-            assert said in refused(servers.begin("one", "--cluster", dsn))
+        try:
+            dsn = make_conninfo(pair.primary.dsn, **changed)
+            shown = run("cluster", "status", "--cluster", dsn)
+            assert (shown.code, said in shown.err) == (1, True)
+            if "host" in changed:
+                assert said in refused(servers.begin("one", "--cluster", dsn))
+            if changed == {"user": "outsider"}:
+                pair.primary.query("grant usage on schema veilmq to outsider")
+                pair.primary.query("grant all on all tables in schema veilmq to outsider")
+                pair.primary.query("grant pg_monitor to outsider")
+                assert "cannot make and drop the cluster's tables" in refused(servers.begin("one", "--cluster", dsn))
+        finally:
+            pair.primary.query("drop owned by outsider")
+            pair.primary.query("drop role outsider")
 
     def test_asynchronous_replication(self, servers: Servers) -> None:
         primary = servers.pair.primary

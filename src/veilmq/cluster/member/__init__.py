@@ -28,7 +28,7 @@ from veilmq.cluster.member.copy import Copy, Watch
 from veilmq.cluster.postgres import Postgres, Seen, Unfit, Unreachable
 from veilmq.cluster.postgres.log.reading import LogReader
 from veilmq.cluster.postgres.ownership import Candidate, Memory, Ownership, Server, Sight, StillOwned
-from veilmq.cluster.postgres.schema import Formats, Outdated, Shard, WrongCluster, look, refuse_moved
+from veilmq.cluster.postgres.schema import Formats, Outdated, Shard, WrongCluster, admit, refuse_moved
 from veilmq.cluster.postgres.snapshots import Snapshots
 from veilmq.cluster.registry import NameTaken, Registry, Told, ask_to_hand_over, within
 from veilmq.cluster.snapshotting import SNAPSHOT_BYTES, Snapshotting
@@ -314,7 +314,7 @@ class Member:
     def _joined(self) -> Shard:
         """Raises Unreachable, Unfit."""
         with self.postgres.session() as session:
-            shard = look(session, incarnation=None if self._kept is None else self._kept.incarnation)
+            shard = admit(session, None if self._kept is None else self._kept.incarnation)
         refuse_moved(shard)
         self._formats.admit(shard)
         if self._kept is None:

@@ -249,7 +249,7 @@ def refuse_moved(shard: Shard) -> None:
         raise WrongCluster(f"the cluster's data was exported to {shard.moved}: serve it there, or make a new cluster")
 
 
-def admit(session: Session, incarnation: UUID) -> Shard:
+def admit(session: Session, incarnation: UUID | None) -> Shard:
     """As `look`, and that the role can do all that a server does: it also makes and drops segments."""
     shard = look(session, incarnation=incarnation)
     [(owns, creates, owner)] = session.execute(
