@@ -1,6 +1,7 @@
 """What a server of a cluster says of what cannot work: refused or waited for, in a sentence that says what to do."""
 
 import re
+import socket
 import ssl
 import subprocess
 from contextlib import suppress
@@ -106,13 +107,18 @@ class TestRefused:
         finally:
             primary.set("synchronous_standby_names", servers.pair.standby.name)
 
-    def test_a_peer_port_at_all_addresses_without_one_for_the_others(
+    def test_a_peer_port_at_all_addresses_without_one_for_the_others_and_one_in_use(
         self, servers: Servers, run: Run, tmp_path: Path
     ) -> None:
         keys = tmp_path / "keys.toml"
         run("keys", "new", "--into", str(keys))
         options = ("--peer", "0.0.0.0:0", "--insecure", "--credentials", str(keys))
         assert "say where they can with --advertise HOST:PORT" in refused(servers.begin("one", *options))
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            address = f"127.0.0.1:{taken.getsockname()[1]}"
+            server = servers.begin("one", "--peer", address)
+            assert server.process.wait(20) == 4
+            assert f"--peer {address}: the port is in use" in server.log.read_text()
 
 
 def test_a_postgresql_that_is_not_there_yet_is_waited_for(own_pair: Pair, tmp_path: Path) -> None:

@@ -287,7 +287,8 @@ def _learn(service: Service, entry: "AdminEntry", values: Mapping[str, bytes]) -
 class AdminEntry:
     """Token and socket, from `open` to the end of the context."""
 
-    bearer: str
+    bearer = ""
+    """Empty: not opened yet."""
     socket: socket.socket
 
     def __init__(self, address: Address, directory: Path, opened: _Socket | None = None) -> None:
@@ -430,7 +431,9 @@ def _look_at_ports(service: Service, settings: Settings) -> None:
 
 
 def _opening(service: Service, entry: AdminEntry) -> str:
-    """The port that the start was opening."""
+    """The port that the start was opening; empty: none."""
+    if not entry.bearer:
+        return "peer" if service.cluster is not None else ""
     if not entry.is_open:
         return "admin"
     return next((name for name in _DATA_PORTS if name not in service.listeners), "")
