@@ -122,6 +122,10 @@ class Session(psycopg.Connection[tuple[Any, ...]]):
                 wanted = gen.send(self._ready(wanted, end))
         except StopIteration as stop:
             return cast("RV", stop.value)
+        except psycopg.errors.LockNotAvailable as error:
+            if not self.missing:
+                raise
+            raise psycopg.errors.LockNotAvailable(f"another commit is not confirmed{self._waits}") from error
         except BaseException as error:
             self._closing |= not isinstance(error, Exception)  # Ctrl-C: no rollback may follow on this connection
             raise
@@ -146,10 +150,14 @@ class Session(psycopg.Connection[tuple[Any, ...]]):
         found = socket.poll(max(0.0, end - perf_counter()) * 1_000)
         if not found:
             self._closing = True
-            why = f": it waits for its standby {self.missing}, which was not connected" if self.missing else ""
-            raise psycopg.OperationalError(f"no answer within {self.seconds_max:g} s{why}")
+            raise psycopg.OperationalError(f"no answer within {self.seconds_max:g} s{self._waits}")
         [(_, ready)] = found  # an error, too, is read
         return (1 if ready & ~select.POLLOUT else 0) | (2 if ready & select.POLLOUT else 0)
+
+    @property
+    def _waits(self) -> str:
+        """Why it does not answer, if that is known."""
+        return f": it waits for its standby {self.missing}, which was not connected" if self.missing else ""
 
     @contextmanager
     def certain(self, *, goes_on: bool = False) -> Iterator[None]:
