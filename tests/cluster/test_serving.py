@@ -247,7 +247,7 @@ def test_a_killed_owner_is_replaced_and_nothing_is_lost(servers: Servers) -> Non
     assert client.counts() == (21 - len(taken), 0)
 
 
-def test_a_copy_that_is_damaged_in_what_only_an_owner_reads_is_filled_again(servers: Servers) -> None:
+def test_a_copy_that_is_damaged_in_what_only_an_owner_reads_is_filled_again(servers: Servers, run: Run) -> None:
     one, two = servers.start("one"), servers.start("two")
     Client(one).send("kept")
     servers.stop("two")
@@ -257,6 +257,8 @@ def test_a_copy_that_is_damaged_in_what_only_an_owner_reads_is_filled_again(serv
     with (two.data / DATABASE).open("r+b") as file:
         file.seek((page - 1) * 4_096)
         file.write(b"\xff" * 4_096)
+    checked = run("check", "--data", str(two.data))
+    assert (checked.code, "start that server with an empty directory" in checked.out) == (1, True)
     two = servers.start("two")
     one.kill()
     until(lambda: servers.owner() == "two")

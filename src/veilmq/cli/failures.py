@@ -28,6 +28,8 @@ _EXTRAS: Final = {
     "pipeline": ("deltalake", "fsspec", "matplotlib", "numpy", "pandas", "py4j", "pyarrow", "pyspark"),
 }  # fmt: skip
 """The extra that installs each import; none is installed by a plain `pip install veilmq`."""
+MEMBER_FILE: Final = "cluster.json"
+"""In a copy that a server of a cluster keeps. As in veilmq.cluster.member, which needs the extra `cluster`."""
 _EFFECTIVE: Final = os.access in os.supports_effective_ids
 
 

@@ -27,7 +27,7 @@ import veilmq
 from veilmq.cli.access import AdminAccess, Target, open_access
 from veilmq.cli.access.direct import DirectAccess
 from veilmq.cli.doctor import Finding, Level
-from veilmq.cli.failures import check_directory, refuse_remains
+from veilmq.cli.failures import MEMBER_FILE, check_directory, refuse_remains
 from veilmq.cli.output import duration, lease_change, lease_named, time_text
 from veilmq.client.adapters.connect import DEVELOPMENT_KEYS
 from veilmq.client.clock import SYSTEM
@@ -66,8 +66,6 @@ _LISTENS: Final = "0A"
 _SOCKET_UNIT: Final = "(systemd)"
 """End of `listener_of` for the port of a socket unit."""
 _THROUGH: Final = ("127.0.0.1", "localhost")
-_MEMBER_FILE: Final = "cluster.json"
-"""As in veilmq.cluster.member, which needs the extra `cluster`."""
 
 
 def versions(python: Sequence[int]) -> Iterator[Finding]:
@@ -453,7 +451,7 @@ def queues(settings: Settings, holder: Holder | None) -> Iterator[Finding]:
     """Names, timeouts and damaged messages of all accounts. A copy that a server of a cluster keeps is opened by that
     server alone."""
     path = settings.data
-    if holder is None and settings.cluster is not None and (path / _MEMBER_FILE).exists():
+    if holder is None and settings.cluster is not None and (path / MEMBER_FILE).exists():
         yield Finding("queues", Level.OK, f"{path} is a copy of the cluster's: start the server to have them looked at")
         return
     refuse_remains(path)
