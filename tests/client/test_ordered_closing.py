@@ -18,7 +18,7 @@ from tests.support.embedded import EmbeddedClient
 from veilmq.client.errors import GapFound, StorageHeld, StorageLost, TransportError
 from veilmq.client.keeper import LeaseKeeper
 from veilmq.client.messages import Message, Received, Sent
-from veilmq.client.ordered import LocalFile, Ordered, OrderedReceiver, OrderedSender, TableStorage, run
+from veilmq.client.ordered import LocalFile, Ordered, OrderedQueue, OrderedReceiver, OrderedSender, TableStorage, run
 from veilmq.client.ordered.storage import LockedStorage, Storage
 from veilmq.client.queue import Capabilities, Queue
 from veilmq.client.unreadable import Unreadable
@@ -549,14 +549,19 @@ def test_a_commit_whose_answer_was_lost_is_not_made_twice(sides: Sides, tmp_path
 
 def test_a_loop_that_waits_ends_at_once(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("veilmq.client.ordered.LOOK_SECONDS", 3_000)
-    queue, handled = Asked(sides.queue), []
-    receiver = sides.receiver(queue)
-    loop = thread(lambda: handled.append(run(receiver, lambda message: None)))
-    assert queue.asked.wait(20)
-    receiver.close()
-    loop.join(20)
-    assert handled == [0]
-    assert run(receiver, lambda message: None) == 0
+
+    def ends(queue: Asked, receiver: OrderedReceiver | OrderedQueue) -> None:
+        handled: list[int] = []
+        loop = thread(lambda: handled.append(run(receiver, lambda message: None)))
+        assert queue.asked.wait(20)
+        receiver.close()
+        loop.join(20)
+        assert handled == [0]
+        assert run(receiver, lambda message: None) == 0
+
+    queue, again = Asked(sides.queue), Asked(sides.queue)
+    ends(queue, sides.receiver(queue))
+    ends(again, OrderedQueue(again, receive_storage=sides.storage("both"), clock=sides.embedded.clock))
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -9,11 +9,20 @@ import pytest
 from tests.client.worker_stage import Stage
 
 from veilmq.client import documents
+from veilmq.client.adapters.embedded import EmbeddedAccount
 from veilmq.client.adapters.veil import VeilAccount
-from veilmq.client.encrypted import EncryptedQueue, Keys, new_key
+from veilmq.client.encrypted import EncryptedQueue, KeyFile, Keys, new_key
 from veilmq.client.keeper import LeaseKeeper
 from veilmq.client.large import LargeMessageQueue, SharedBodies
-from veilmq.client.ordered import LocalFile, OrderedQueue, OrderedReceiver, OrderedSender, TableStorage, run
+from veilmq.client.ordered import (
+    LocalFile,
+    ObjectStorage,
+    OrderedQueue,
+    OrderedReceiver,
+    OrderedSender,
+    TableStorage,
+    run,
+)
 from veilmq.client.outbox import Outbox, Relay
 from veilmq.client.receiver import Receiver
 from veilmq.client.records import ObjectStore
@@ -22,7 +31,7 @@ from veilmq.client.timeouts import AdaptiveTimeout, Costs, PublishedPlan, Thresh
 from veilmq.client.topics import create_pull_topic
 from veilmq.client.transaction import Times, TransactionQueue, Verdict
 from veilmq.client.unreadable import DeadLetters, keep
-from veilmq.client.worker import Backoff, DirectoryGuard, TableGuard, Worker
+from veilmq.client.worker import Backoff, DirectoryGuard, ObjectCheckpoints, TableGuard, Worker
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import ParameterInvalid
 from veilmq.testing.client_contract import for_each
@@ -60,6 +69,16 @@ def _relay(stage: Stage, home: Path, given: dict[str, Any]) -> Relay:
     return Relay(Outbox(), lambda: sqlite3.connect(home / "rows.db"), stage.queue, **given)
 
 
+def _run(stage: Stage, home: Path, given: dict[str, Any]) -> None:
+    with OrderedReceiver(stage.queue, LocalFile(home / "state")) as receiver:
+        run(**{"receiver": receiver, "handler": print, "idle": 0.01, **given})
+
+
+def _topic(stage: Stage, home: Path, given: dict[str, Any]) -> object:
+    there = {"account": stage.queue.account, "queue_names": ["a"], "definitions": f"file://{home}"}
+    return create_pull_topic(**{**there, "topic": "t", **given})
+
+
 def _large(stage: Stage, home: Path, given: dict[str, Any]) -> LargeMessageQueue:
     return LargeMessageQueue(stage.queue, f"file://{home}/large", unreadable=keep, **given)
 
@@ -88,7 +107,7 @@ PARAMETERS: dict[str, tuple[Make, tuple[str, ...]]] = {
     "steady": (lambda stage, _, given: LeaseKeeper.steady(stage.queue, **given), ("extend", "every")),
     "sweep of a guard": (lambda _, home, given: DirectoryGuard(home / "guard").sweep(**given), ("before",)),
     "Outbox": (lambda _, __, given: Outbox(**given), ("table", "paramstyle")),
-    "LargeMessageQueue": (_large, ("threshold_bytes", "body_bytes_max", "retention")),
+    "LargeMessageQueue": (_large, ("threshold_bytes", "body_bytes_max", "retention", "pointers")),
     "sweep": (
         lambda stage, home, given: _large(stage, home, {}).sweep(**{"older_than": 1e9, **given}),
         ("older_than", "dead_letters"),
@@ -100,7 +119,9 @@ PARAMETERS: dict[str, tuple[Make, tuple[str, ...]]] = {
     "SharedBodies": (
         lambda _, home, given: SharedBodies(f"file://{home}/large", "news", **given), ("threshold_bytes",),
     ),
-    "ObjectStore": (lambda _, home, given: ObjectStore(f"file://{home}/large", **given), ("attempts", "pause")),
+    "ObjectStore": (
+        lambda _, home, given: ObjectStore(f"file://{home}/large", **given), ("attempts", "pause", "options"),
+    ),
     "RoutedQueue": (lambda stage, _, given: RoutedQueue(default=stage.queue, **given), ("routes",)),
     "Route": (lambda stage, _, given: RoutedQueue({}, Route(stage.queue, **given)), ("lease",)),
     "ThresholdTimeout": (
@@ -135,10 +156,7 @@ PARAMETERS: dict[str, tuple[Make, tuple[str, ...]]] = {
     "OrderedReceiver of": (
         lambda _, home, given: OrderedReceiver(storage=LocalFile(home / "state"), **given), ("queue",),
     ),
-    "a topic": (
-        lambda _, home, given: create_pull_topic(topic="t", queue_names=["a"], definitions=f"file://{home}", **given),
-        ("account",),
-    ),
+    "a topic": (_topic, ("account", "queue_names", "tags", "encodings", "bodies", "form")),
     "a split": (
         lambda stage, _, given: RoutedQueue.create(
             **{"account": stage.queue.account, "base_name": "media", "split": [], **given}
@@ -149,12 +167,10 @@ PARAMETERS: dict[str, tuple[Make, tuple[str, ...]]] = {
         lambda stage, _, given: TransactionQueue(stage.queue, stage.make("log"), _unknown).settle_parked(**given),
         ("decide",),
     ),
-    "run": (
-        lambda stage, _, given: run(stage.queue, **{"handler": print, "idle": 0.01, **given}),  # type: ignore[arg-type]
-        ("handler", "dead_letters"),
-    ),
+    "run": (_run, ("receiver", "handler", "dead_letters", "retry_delay", "stop", "idle")),
     "EncryptedQueue": (
-        lambda stage, _, given: EncryptedQueue(stage.queue, unreadable=keep, **given), ("keys",),
+        lambda stage, _, given: EncryptedQueue(stage.queue, **{"keys": Keys(new_key()), "unreadable": keep, **given}),
+        ("keys", "algorithms", "accepts"),
     ),
     "Relay of": (
         lambda stage, _, given: Relay(**{"outbox": Outbox(), "connect": print, "queue": stage.queue, **given}),
@@ -238,7 +254,8 @@ def test_so_is_one_of_a_call(stage: Stage, tmp_path: Path, wrong: Any) -> None:
 
 
 def test_a_name_that_is_no_text_is_refused(stage: Stage, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The number of an order, say."""
+    """The number of an order, say; or the None of a variable of the environment that is not set."""
+    absent: Any = None
     relay = Relay(Outbox(), print, stage.queue)
     for parameter, call in (
         ("deduplication_id", lambda: Outbox().add(None, "a", deduplication_id=0)),  # type: ignore[arg-type]
@@ -246,6 +263,17 @@ def test_a_name_that_is_no_text_is_refused(stage: Stage, tmp_path: Path, caplog:
         ("name", lambda: TableStorage(print, 7)),  # type: ignore[arg-type]
         ("marking", lambda: OrderedSender(stage.queue, LocalFile("state"), marking=7)),  # type: ignore[arg-type]
         ("bound_to", lambda: EncryptedQueue(stage.queue, Keys(new_key()), unreadable=keep, bound_to=7)),  # type: ignore[arg-type]
+        ("name", lambda: RoutedQueue({}, stage.queue, name=7)),  # type: ignore[arg-type]
+        ("topic", lambda: SharedBodies(f"file://{tmp_path}/large", 7)),  # type: ignore[arg-type]
+        ("tags['a']", lambda: _topic(stage, tmp_path, {"tags": {"a": 7}})),
+        ("split", lambda: RoutedQueue.create(stage.queue.account, "media", absent)),
+        ("receiver", lambda: run(stage.queue, print, idle=0.01)),  # type: ignore[arg-type]
+        ("url", lambda: ObjectStorage(absent)),
+        ("url", lambda: ObjectCheckpoints(absent)),
+        ("path", lambda: LocalFile(absent)),
+        ("path", lambda: KeyFile(absent)),
+        ("directory", lambda: DirectoryGuard(absent)),
+        ("directory", lambda: EmbeddedAccount(absent)),
     ):
         with pytest.raises(ParameterInvalid) as refused:
             call()

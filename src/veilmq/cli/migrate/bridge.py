@@ -37,7 +37,7 @@ from veilmq.cli.failures import Exit, Failure, Missing, check_directory
 from veilmq.cli.options import confirm, seconds
 from veilmq.cli.output import bar, print_json, printable
 from veilmq.client.adapters.cloud import is_here
-from veilmq.client.adapters.connect import SCHEMES, Address, open_address, parse_url
+from veilmq.client.adapters.connect import Address, open_address, parse_url
 from veilmq.client.adapters.embedded import EmbeddedAccount
 from veilmq.client.adapters.veil import PORT_DEFAULT as VEIL_PORT
 from veilmq.client.adapters.veil import VeilAccount
@@ -145,10 +145,7 @@ class _Side:
             self._owner = ("amqp", parameters.virtual_host)
             self.origin = f"amqp {parts.hostname}:{parts.port} {parts.path} {name}"
         else:
-            if url.partition("://")[0].lower() not in SCHEMES:
-                schemes = ", ".join(f"{scheme}://" for scheme in (*SCHEMES, "amqp", "amqps"))
-                raise ParameterInvalid(parameter="url", reason=f"must begin with {schemes}")
-            address = parse_url(url)
+            address = parse_url(url, others=("amqp", "amqps"))
             name, create = address.queue, address.create
             self._places, self._owner = _places(address), (address.kind, address.account, address.key)
             self._account = EmbeddedAccount

@@ -263,9 +263,9 @@ def creation_attributes(name: str, template: Template, arn_of: Callable[[str], s
 
     Raises ParameterInvalid naming the template's field, and what `arn_of` raises.
     """
-    checks.name(name)
+    checks.text(name, "name")
     dead = template.dead_letter_queue
-    dead_letter_arn = None if dead is None else arn_of(checks.name(dead, "dead_letter_queue"))
+    dead_letter_arn = None if dead is None else arn_of(checks.text(dead, "dead_letter_queue"))
     attributes = {}
     for field, attribute in _SECONDS.items():
         value = getattr(template, field)

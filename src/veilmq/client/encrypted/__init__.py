@@ -62,9 +62,7 @@ class EncryptedQueue(Wrapping):
         Raises ParameterInvalid, ModuleNotFoundError (without the extra `encryption`).
         """
         super().__init__(inner)
-        if isinstance(accepts, str):
-            raise ParameterInvalid(parameter="accepts", reason="must be a collection of names")
-        name = inner.name if bound_to is None else checks.name(bound_to, "bound_to")
+        name = inner.name if bound_to is None else checks.text(bound_to, "bound_to")
         if not 1 <= len(name) <= _NAME_CHARACTERS_MAX:
             raise ParameterInvalid(parameter="bound_to", reason=f"must have 1 to {_NAME_CHARACTERS_MAX} characters")
         self._cipher = Cipher(keys, algorithms, name, accepts)
@@ -161,8 +159,9 @@ class Cipher:
             max_protected_header_length = _HEADER_BYTES_MAX
             max_ciphertext_length = _BODY_BYTES_MAX
 
-        if isinstance(algorithms, str) or not algorithms:
-            raise ParameterInvalid(parameter="algorithms", reason="must be a collection of one algorithm at least")
+        algorithms = checks.texts(algorithms, "algorithms")
+        if not algorithms:
+            raise ParameterInvalid(parameter="algorithms", reason="must name one algorithm at least")
         for algorithm in algorithms:
             if algorithm not in ALGORITHMS:
                 reason = f"{algorithm!r} is not one of {', '.join(ALGORITHMS)}"
@@ -174,7 +173,7 @@ class Cipher:
         self._keys = keys
         self._algorithms = frozenset(algorithms)
         self._bound_to = bound_to
-        self._accepted = frozenset([bound_to, *accepts])
+        self._accepted = frozenset([bound_to, *checks.texts(accepts, "accepts")])
         self._encrypt, self._decrypt = jwe.encrypt_compact, jwe.decrypt_compact
         self._registry = Registry(
             header_registry={"queue": registry.HeaderParameter("Name of the queue", "str", True)},

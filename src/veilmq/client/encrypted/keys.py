@@ -23,6 +23,7 @@ import msgspec
 
 from veilmq.client.errors import KeyFileInvalid
 from veilmq.client.queue import fingerprint
+from veilmq.client.shared import checks
 from veilmq.model.errors import ParameterInvalid
 from veilmq.store.files import durable_write
 
@@ -135,7 +136,7 @@ class KeyFile:
 
     def __init__(self, path: Path | str) -> None:
         """Raises KeyFileInvalid."""
-        self.path = Path(path)
+        self.path = checks.path(path, "path")
         self._lock = threading.Lock()
         self._stamp = _stamp(self.path)
         self._keys = _read(self.path)

@@ -103,10 +103,8 @@ class LargeMessageQueue(Wrapping):
         if checks.at_least(body_bytes_max, "body_bytes_max", 0) < inner.capabilities.body_bytes_max:
             reason = f"must be {inner.capabilities.body_bytes_max} at least, which the queue takes without a store"
             raise ParameterInvalid(parameter="body_bytes_max", reason=reason)
-        if pointers not in set(PointerFormat):
-            raise ParameterInvalid(parameter="pointers", reason=f"must be own or aws, not {pointers!r}")
         self.store = store if isinstance(store, ObjectStore) else ObjectStore(store)
-        self._form = PointerFormat(pointers)
+        self._form = checks.choice(pointers, PointerFormat, "pointers")
         if self._form is PointerFormat.AWS and (
             self.store.scheme not in {"s3", "s3a"} or not inner.capabilities.attributes
         ):
@@ -337,7 +335,7 @@ class SharedBodies:
         checks.at_least(threshold_bytes, "threshold_bytes", 0)
         self._store = store if isinstance(store, ObjectStore) else ObjectStore(store)
         # No queue's name has an equals sign, so no queue's sweep removes these objects.
-        self._directory = f"topic={topic}"
+        self._directory = f"topic={checks.text(topic, 'topic')}"
         if not is_key(self._directory):
             raise ParameterInvalid(parameter="topic", reason=f"must be a name, not {topic!r}")
         self._threshold_bytes, self._clock = threshold_bytes, clock

@@ -18,6 +18,7 @@ nothing is done twice, wherever the process dies.
 """
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -202,7 +203,7 @@ class OnFailure(StrEnum):
 
 
 def run(
-    receiver: OrderedReceiver,
+    receiver: OrderedReceiver | OrderedQueue,
     handler: Callable[[Ordered], object],
     *,
     on_failure: OnFailure | str = OnFailure.BLOCK,
@@ -212,14 +213,18 @@ def run(
     idle: float | None = None,
 ) -> int:
     """Call `handler` for each message in order until `stop` is set, the receiver is closed, or nothing came for `idle`
-    seconds (None: for ever). Returns how many it handled. Raises ParameterInvalid, the errors of `receive`, `delete`
-    and `dead_letters.send`, and with OnFailure.RAISE the handler's.
+    seconds (None: for ever). Returns how many it handled. Of an `OrderedQueue` its receiver. Raises ParameterInvalid,
+    the errors of `receive`, `delete` and `dead_letters.send`, and with OnFailure.RAISE the handler's.
 
     If the receiver is closed while a handler works, its message is not acknowledged: the next receiver gets it again.
     """
+    receiver = _receiver_of(receiver)
     checks.function(handler, "handler")
+    checks.not_negative(retry_delay, "retry_delay")
+    checks.seconds(0 if idle is None else idle, "idle", 0, math.inf)
     policy = _policy(on_failure, dead_letters)
-    stop = stop or threading.Event()
+    stop = threading.Event() if stop is None else stop
+    checks.object_with(stop, "stop", "is_set")
     handled = 0
     quiet = 0.0
     while not stop.is_set() and (idle is None or quiet < idle):
@@ -231,6 +236,14 @@ def run(
         for message in messages:
             handled += _handled(receiver, message, handler, policy, retry_delay, dead_letters)
     return handled
+
+
+def _receiver_of(given: Any) -> OrderedReceiver:
+    found = given.receiver if isinstance(given, OrderedQueue) else given
+    if isinstance(found, OrderedReceiver):
+        return found
+    reason = f"must be an OrderedReceiver or an OrderedQueue, not {type(given).__name__}"
+    raise ParameterInvalid(parameter="receiver", reason=reason)
 
 
 def _next(receiver: OrderedReceiver, wait: float) -> list[Ordered] | None:
@@ -327,7 +340,7 @@ class TableStorage(OwnedStorage):
 
         Raises ParameterInvalid; later, the driver's errors.
         """
-        if not 1 <= len(checks.name(name)) <= NAME_CHARACTERS_MAX:
+        if not 1 <= len(checks.text(name, "name")) <= NAME_CHARACTERS_MAX:
             reason = f"must have 1 to {NAME_CHARACTERS_MAX} characters, not {name!r}"
             raise ParameterInvalid(parameter="name", reason=reason)
         self.name = name

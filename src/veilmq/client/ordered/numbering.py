@@ -108,7 +108,7 @@ def marking_of(form: str, capabilities: Capabilities) -> Marking:
     """form: `auto` (an attribute if the queue has attributes, else the body), `attribute`, `body`, or a text with `num`
     between marks, such as the document's `#num#`. Raises ParameterInvalid.
     """
-    if checks.name(form, "marking") == "auto":
+    if checks.text(form, "marking") == "auto":
         return AttributeMarking() if capabilities.attributes else BodyMarking()
     if form == "attribute":
         if not capabilities.attributes:

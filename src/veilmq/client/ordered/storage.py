@@ -30,6 +30,7 @@ from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.errors import StorageHeld, StorageLost
 from veilmq.client.records import modified_of
 from veilmq.client.records.holders import HOLD_SECONDS, Envelope, Watch, closed, opened
+from veilmq.client.shared import checks
 from veilmq.client.shared.threads import OfProcess, forget_in_child
 from veilmq.model.errors import ParameterInvalid
 from veilmq.store.files import durable_write
@@ -73,7 +74,7 @@ class LocalFile(OfProcess):
     """One file, and `<file>.lock` beside it. Its directory must exist. Raises the file system's OSError."""
 
     def __init__(self, path: Path | str) -> None:
-        self.path = Path(path)
+        self.path = checks.path(path, "path")
         self._lock: int | None = None
         forget_in_child(self)
 
@@ -251,7 +252,7 @@ class ObjectStorage(OwnedStorage):
         """url: such as s3://bucket/orders/sender. filesystem: an existing fsspec file system; else `options` go to
         fsspec. hold_seconds: after this long without a renewal another process may take over.
         """
-        self._url = url
+        self._url = checks.text(url, "url")
         if filesystem is None:
             import fsspec
 

@@ -125,7 +125,7 @@ class Directory:
     """Files by relative path. All calls raise OSError."""
 
     def __init__(self, directory: Path | str) -> None:
-        self.directory = Path(directory)
+        self.directory = checks.path(directory, "directory")
         make_directory(self.directory, 0o700)
 
     def get(self, path: str) -> bytes | None:
@@ -261,16 +261,17 @@ class ObjectStore:
         split = _URL.match(str(url))
         if split is None or "::" in url or not split[2].strip("/") or _DOTS.search(split[2]):
             raise ParameterInvalid(parameter="url", reason="must be scheme://bucket/prefix, as in s3://bucket/large")
+        options = checks.mapping({} if options is None else options, "options")
         checks.at_least(attempts, "attempts", 1)
         checks.not_negative(pause, "pause")
         self.url = url.rstrip("/")
         self.scheme = split[1]
         try:
             # A cached listing would show a sweep the state of an hour ago. A URL may name an account, too (abfs).
-            self._files: Any = fsspec.core.url_to_fs(self.url, use_listings_cache=False, **(options or {}))[0]
+            self._files: Any = fsspec.core.url_to_fs(self.url, use_listings_cache=False, **options)[0]
         except (ImportError, ValueError) as error:
             raise ParameterInvalid(parameter="url", reason=f"{self.scheme}://: {error}") from None
-        named = options_identity(options or {})
+        named = options_identity(options)
         self.identity = None if named is None else ("objects", self.url, named, attempts, pause, faults)
         """See `veilmq.client.queue`."""
         self._root: str = self._files._strip_protocol(self.url)

@@ -71,7 +71,7 @@ class RoutedQueue(Closing):
         checks.object_with(routes, "routes", "items")
         self._default = _route(default, "default")
         self._by = by
-        self._name = name
+        self._name = None if name is None else checks.text(name, "name")
         self._by_type = {kind: _route(route, f"routes[{kind!r}]") for kind, route in routes.items()}
         self._by_queue: dict[str, Route] = {}
         for route in [self._default, *self._by_type.values()]:
@@ -103,8 +103,8 @@ class RoutedQueue(Closing):
         ParameterInvalid for an invalid split, before anything is created; else what `Account.create` raises.
         """
         checks.object_with(account, "account", "create")
-        checks.name(base_name, "base_name")
-        groups = [_group(place, entry) for place, entry in enumerate(split)]
+        checks.text(base_name, "base_name")
+        groups = [_group(place, entry) for place, entry in enumerate(checks.batch(split, "split"))]
         seen: set[str] = set()
         for place, (types, _) in enumerate(groups):
             if twice := seen & set(types):

@@ -12,9 +12,11 @@ adapter, the embedded adapter before it makes a command.
 """
 
 import math
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 from veilmq.client.messages import Extension, Message, Received, Template, named, size_bytes, with_fields
@@ -105,8 +107,7 @@ def batch(value: Iterable[T], parameter: str = "messages") -> Sequence[T]:
     """The entries of a batch; those of an iterator as a list. Raises ParameterInvalid for a str, which Python treats as
     a sequence of characters, and for anything that is not a collection."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
-        reason = f"must be a list of {parameter}, not {type(value).__name__}"
-        raise ParameterInvalid(parameter=parameter, reason=reason)
+        raise ParameterInvalid(parameter=parameter, reason=f"must be a list, not {type(value).__name__}")
     return value if isinstance(value, Sequence) else list(value)
 
 
@@ -151,12 +152,32 @@ def queue(value: Any, parameter: str = "queue") -> Queue:
     raise ParameterInvalid(parameter=parameter, reason=reason)
 
 
-def name(value: Any, parameter: str = "name") -> str:
-    """A queue's name or its beginning, of which the adapter or the service decides what it may be. Raises
-    ParameterInvalid if it is not a str."""
+def text(value: Any, parameter: str) -> str:
+    """A name or an id, of which others decide what it may be. Raises ParameterInvalid if it is not a str."""
     if isinstance(value, str):
         return value
     raise ParameterInvalid(parameter=parameter, reason=f"must be a str, not {type(value).__name__}")
+
+
+def texts(value: Any, parameter: str) -> tuple[str, ...]:
+    """A collection of names, not one name. Raises ParameterInvalid."""
+    return tuple(text(each, parameter) for each in batch(value, parameter))
+
+
+def path(value: Any, parameter: str) -> Path:
+    """A path of the file system. Raises ParameterInvalid for anything else, such as None or bytes."""
+    if isinstance(value, str | os.PathLike):
+        return Path(value)
+    raise ParameterInvalid(parameter=parameter, reason=f"must be a str or a Path, not {type(value).__name__}")
+
+
+def mapping(value: Any, parameter: str) -> Mapping[Any, Any]:
+    """Values by name. Raises ParameterInvalid if it is no mapping."""
+    if isinstance(value, Mapping):
+        return value
+    raise ParameterInvalid(
+        parameter=parameter, reason=f"must be a mapping of names to values, not {type(value).__name__}"
+    )
 
 
 def handle(value: Any) -> str:
@@ -186,11 +207,7 @@ def template(value: Any) -> Template:
 
 
 def _check_tags(tags: Any) -> None:
-    if not isinstance(tags, Mapping):
-        raise ParameterInvalid(
-            parameter="tags", reason=f"must be a mapping of names to values, not {type(tags).__name__}"
-        )
-    for name, text in tags.items():
+    for name, text in mapping(tags, "tags").items():
         if not isinstance(name, str) or not isinstance(text, str):
             raise ParameterInvalid(parameter="tags", reason=f"must be text by text, not {_said(text)} by {_said(name)}")
 
@@ -216,9 +233,8 @@ def fields(message: Message) -> Message:
     body(message.body)
     _check_names(message.attributes)
     for field in _TEXTS:
-        text = getattr(message, field)
-        if text is not None and not isinstance(text, str):
-            raise ParameterInvalid(parameter=field, reason=f"must be a str, not {type(text).__name__}")
+        if getattr(message, field) is not None:
+            text(getattr(message, field), field)
     for field in _DURATIONS:
         value = getattr(message, field)
         if value is not None and not _is_number(value):
@@ -230,10 +246,7 @@ def fields(message: Message) -> Message:
 
 
 def _check_names(attributes: object) -> None:
-    if not isinstance(attributes, Mapping):
-        reason = f"must be a mapping of names to values, not {type(attributes).__name__}"
-        raise ParameterInvalid(parameter="attributes", reason=reason)
-    for name in attributes:
+    for name in mapping(attributes, "attributes"):
         if not isinstance(name, str):
             reason = f"a name must be a str, not {type(name).__name__}"
             raise ParameterInvalid(parameter=f"attributes[{name!r}]", reason=reason)

@@ -99,7 +99,8 @@ class PullTopic(Closing):
     def __init__(
         self, account: Account, definitions: Definitions, definition: Definition, *, bodies: Bodies | None = None
     ) -> None:
-        """bodies: makes the copies of a message, if they differ. Raises QueueMissing."""
+        """bodies: makes the copies of a message, if they differ. Raises QueueMissing, ParameterInvalid."""
+        checks.function_or_none(bodies, "bodies")
         self._account, self._definitions, self._definition = account, definitions, definition
         self._bodies = bodies
         self._queues = {each.name: account.queue(each.queue) for each in definition.subscriptions}
@@ -330,13 +331,14 @@ def create_pull_topic(
     """
     checks.object_with(account, "account", "queue")
     where = definitions if isinstance(definitions, Definitions) else Definitions(definitions)
-    subscriptions = subscriptions_of(queue_names, tags or {}, encodings or {})
+    checks.function_or_none(bodies, "bodies")
+    subscriptions = subscriptions_of(queue_names, {} if tags is None else tags, {} if encodings is None else encodings)
     wanted = Definition(topic, subscriptions, State.CREATING, changed=where.now())
     if template is not None and not create_queues:
         raise ParameterInvalid(parameter="template", reason="is for queues that are made: create_queues=True")
     if bodies is not None and any(each.encoding is Encoding.BASE64 for each in wanted.subscriptions):
         raise ParameterInvalid(parameter="encodings", reason="bodies that are made by `bodies` are raw")
-    chosen = None if form is None else _checked_form(form)
+    chosen = None if form is None else checks.choice(form, Form, "form")
     if chosen is Form.NATIVE:
         check_fits(account, wanted, bodies)
     there = where.find(topic)
@@ -426,12 +428,6 @@ class _Making:
     def _note(self, **changed: Any) -> None:
         self._wanted = msgspec.structs.replace(self._wanted, changed=self._where.now(), **changed)
         self._where.write(self._wanted)
-
-
-def _checked_form(form: Any) -> Form:
-    if form not in set(Form):
-        raise ParameterInvalid(parameter="form", reason=f"must be native or fan-out, not {form!r}")
-    return Form(form)
 
 
 def _subscribe(native: NativeTopics, wanted: Definition) -> None:

@@ -247,25 +247,24 @@ def subscriptions_of(
     encodings: Mapping[str, Encoding | str],
 ) -> tuple[Subscription, ...]:
     """Raises ParameterInvalid."""
-    if isinstance(queue_names, str) or not queue_names:
-        raise ParameterInvalid(parameter="queue_names", reason="must be names of queues, one at least")
-    named = dict(queue_names) if isinstance(queue_names, Mapping) else {name: name for name in queue_names}
-    for name in (*named, *named.values()):
-        checks.name(name, "queue_names")
+    names = checks.texts(queue_names, "queue_names")
+    if not names:
+        raise ParameterInvalid(parameter="queue_names", reason="must name one queue at least")
+    queues = checks.texts(queue_names.values(), "queue_names") if isinstance(queue_names, Mapping) else names
+    named = dict(zip(names, queues, strict=True))
     if len(named) != len(queue_names) or len(set(named.values())) != len(named):
         raise ParameterInvalid(
             parameter="queue_names", reason="a queue is there twice: it would get every message twice"
         )
     for parameter, given in (("tags", tags), ("encodings", encodings)):
-        unknown = sorted(set(given) - set(named))
+        unknown = sorted(set(checks.texts(checks.mapping(given, parameter), parameter)) - set(named))
         if unknown:
             raise ParameterInvalid(parameter=parameter, reason=f"no subscription is called {unknown[0]!r}")
     for name, listed in tags.items():
-        if isinstance(listed, str) or not all(listed):
-            raise ParameterInvalid(parameter=f"tags[{name!r}]", reason="must be a collection of tags")
+        if not all(checks.texts(listed, f"tags[{name!r}]")):
+            raise ParameterInvalid(parameter=f"tags[{name!r}]", reason="must not have an empty tag")
     for name, encoding in encodings.items():
-        if encoding not in set(Encoding):
-            raise ParameterInvalid(parameter=f"encodings[{name!r}]", reason=f"must be raw or base64, not {encoding!r}")
+        checks.choice(encoding, Encoding, f"encodings[{name!r}]")
     return tuple(
         Subscription(name, queue, tuple(sorted(tags.get(name, ()))), Encoding(encodings.get(name, Encoding.RAW)))
         for name, queue in named.items()

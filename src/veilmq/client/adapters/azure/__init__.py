@@ -406,7 +406,7 @@ class AzureAccount(CloudAccount):
     def names(self, prefix: str = "") -> list[str]:
         """List Queues, all pages."""
         self._check_open()
-        return self.call(self._listed, "", prefix=checks.name(prefix, "prefix"))
+        return self.call(self._listed, "", prefix=checks.text(prefix, "prefix"))
 
     def call(self, operation: Callable[..., T], queue: str, **given: Any) -> T:
         """See `azure.calls.call`. Raises TransportError once the account is closed and nothing else is under way: what
@@ -430,6 +430,6 @@ def _nothing() -> None:
 
 def _checked_name(name: str) -> str:
     """The name, which becomes part of a path. Raises ParameterInvalid."""
-    if not _QUEUE_NAME.match(checks.name(name)) or len(name) not in _NAME_CHARACTERS:
+    if not _QUEUE_NAME.match(checks.text(name, "name")) or len(name) not in _NAME_CHARACTERS:
         raise ParameterInvalid(parameter="name", reason="must be 3 to 63 of a-z, 0-9 and single hyphens between them")
     return name

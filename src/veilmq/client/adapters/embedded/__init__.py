@@ -385,7 +385,7 @@ class EmbeddedAccount(Closing):
             raise ParameterInvalid(parameter="account", reason=f"must be 12 digits, not {account!r}")
         if type(region) is not str or not 1 <= len(region) <= 64:
             raise ParameterInvalid(parameter="region", reason=f"must be a name of 1 to 64 characters, not {region!r}")
-        self.directory = Path(directory)
+        self.directory = checks.path(directory, "directory")
         self._account, self._region = account, region
         self._origin = Origin("embedded", account, client_name())
         self._queues: WeakSet[EmbeddedQueue] = WeakSet()
@@ -408,7 +408,7 @@ class EmbeddedAccount(Closing):
     @staticmethod
     def capabilities(name: str) -> Capabilities:
         """See `Account.capabilities`; with the default largest body."""
-        return translation.capabilities_of(QueueSettings(fifo=checks.name(name).endswith(FIFO_SUFFIX)))
+        return translation.capabilities_of(QueueSettings(fifo=checks.text(name, "name").endswith(FIFO_SUFFIX)))
 
     def create(self, name: str, template: Template | None = None) -> bool:
         """See `Account.create`. Also raises ParameterInvalid and RedriveRefused."""
@@ -424,7 +424,7 @@ class EmbeddedAccount(Closing):
 
     def names(self, prefix: str = "") -> list[str]:
         """See `Account.names`."""
-        checks.name(prefix, "prefix")
+        checks.text(prefix, "prefix")
         found: list[str] = []
         while True:
             after = found[-1] if found else ""

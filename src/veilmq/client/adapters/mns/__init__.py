@@ -439,7 +439,7 @@ class MnsAccount(CloudAccount):
 
     def names(self, prefix: str = "") -> list[str]:
         """ListQueue, all pages."""
-        if not _PREFIX.match(checks.name(prefix, "prefix")):
+        if not _PREFIX.match(checks.text(prefix, "prefix")):
             return []
 
         def page(marker: str | None) -> tuple[list[str], str]:
@@ -468,7 +468,7 @@ class MnsAccount(CloudAccount):
 
 def _checked_name(name: str) -> str:
     """The name, which becomes part of a path. Raises ParameterInvalid."""
-    if not _NAME.match(checks.name(name)):
+    if not _NAME.match(checks.text(name, "name")):
         reason = "must have letters, digits and hyphens, and begin with a letter or digit"
         raise ParameterInvalid(parameter="name", reason=reason)
     return name

@@ -46,7 +46,7 @@ def capabilities_of(name: str, wait_max: float = _WAIT_MAX) -> Capabilities:
 
     `extends_late` is not set: AWS also grants a late extend to a handle that another receive has superseded.
     """
-    fifo = checks.name(name).endswith(FIFO_SUFFIX)
+    fifo = checks.text(name, "name").endswith(FIFO_SUFFIX)
     return Capabilities(
         protocol="sqs",
         body_bytes_max=REQUEST_BYTES_MAX,
@@ -355,7 +355,7 @@ class SqsAccount(CloudAccount):
 
     def names(self, prefix: str = "") -> list[str]:
         """ListQueues, all pages."""
-        checks.name(prefix, "prefix")
+        checks.text(prefix, "prefix")
 
         def page(token: str | None) -> tuple[list[str], str | None]:
             given = {"QueueNamePrefix": prefix, "NextToken": token}
@@ -393,5 +393,5 @@ class SqsAccount(CloudAccount):
 
     def _url(self, name: str) -> str:
         given: dict[str, Any] = {} if self._owner is None else {"QueueOwnerAWSAccountId": self._owner}
-        url: str = member(self._call("get_queue_url", checks.name(name), QueueName=name, **given), "QueueUrl")
+        url: str = member(self._call("get_queue_url", checks.text(name, "name"), QueueName=name, **given), "QueueUrl")
         return url

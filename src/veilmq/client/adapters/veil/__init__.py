@@ -51,7 +51,7 @@ DESCRIBE: Final = operation("VeilMQ.DescribeQueue", veil.DescribeQueueResult, re
 
 def capabilities_of(name: str) -> Capabilities:
     """What our server can do on a queue of that name."""
-    fifo = checks.name(name).endswith(FIFO_SUFFIX)
+    fifo = checks.text(name, "name").endswith(FIFO_SUFFIX)
     return Capabilities(
         protocol="veil",
         body_bytes_max=veil.REQUEST_BYTES_MAX,
@@ -351,7 +351,7 @@ class VeilAccount(CloudAccount):
         self._calls = self._new_calls("")
 
     def _new_calls(self, name: str) -> Calls:
-        return Calls(self._pool, self._timeout, checks.name(name), self._retries, has_key=self._has_key)
+        return Calls(self._pool, self._timeout, checks.text(name, "name"), self._retries, has_key=self._has_key)
 
     def queue(self, name: str) -> VeilQueue:
         """An existing queue. Raises QueueMissing."""
@@ -383,7 +383,7 @@ class VeilAccount(CloudAccount):
 
     def names(self, prefix: str = "") -> list[str]:
         """ListQueues, all pages."""
-        checks.name(prefix, "prefix")
+        checks.text(prefix, "prefix")
 
         def page(token: str | None) -> tuple[list[str], str | None]:
             given = ListQueuesInput(queue_name_prefix=prefix or None, max_results=_PAGE_MAX, next_token=token)

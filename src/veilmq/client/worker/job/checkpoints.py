@@ -155,7 +155,7 @@ class ObjectCheckpoints(NumberedCheckpoints):
 
     def __init__(self, store: ObjectStore | str) -> None:
         """store: its URL, or an `ObjectStore` with its own options. Raises ParameterInvalid, ModuleNotFoundError."""
-        super().__init__(ObjectStore(store) if isinstance(store, str) else store)
+        super().__init__(store if isinstance(store, ObjectStore) else ObjectStore(store))
 
 
 def _is_fence(path: str) -> bool:

@@ -417,7 +417,7 @@ class Flow:
     def _begin(self, hand: Hand, guard: Guard) -> bool | None:
         """Like `_sort_out`; None: the message has the claim."""
         key_of = self.options["guard_key"]
-        key = hand.key if key_of is None else checks.name(key_of(hand.message), "guard_key")
+        key = hand.key if key_of is None else checks.text(key_of(hand.message), "guard_key")
         held_until = hand.lease.held_until
         wall = self.clock.wall()
         until = wall + max(held_until - self.clock.monotonic(), 0.0)
