@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from veilmq.client.messages import Message
-from veilmq.client.worker import DirectoryGuard, Worker
+from veilmq.client.worker import Worker
 from veilmq.testing.local import LocalServer
 
 pytestmark = pytest.mark.slow
@@ -79,13 +79,8 @@ def test_the_checkpoints_page(veilmq_server: LocalServer, tmp_path: Path) -> Non
 
     charged: list[str] = []
     queue.send_batch([Message("charge", attributes={"order": "7"})] * 2)
-    names = {
-        "queue": queue,
-        "charge": lambda job: charged.append(job.body),
-        "DirectoryGuard": lambda _: DirectoryGuard(tmp_path / "done"),
-        "Worker": lambda *given, **options: Worker(*given, **options, wait=0.2),
-    }
-    text = f"worker = {guard}"
+    names = {"queue": queue, "charge": lambda job: charged.append(job.body)}
+    text = replaced(guard, ("/var/lib/shop/done", f"{tmp_path}/done"), ("guard_key=", "wait=0.2,\n    guard_key="))
     exec(compile(text, "checkpoint.md", "exec"), names)
     names["worker"].run(until_empty=True)
     assert charged == ["charge"]
