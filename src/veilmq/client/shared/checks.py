@@ -19,6 +19,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
+import msgspec
+
 from veilmq.client.messages import Extension, Message, Received, Template, named, size_bytes, with_fields
 from veilmq.client.queue import Capabilities, Queue
 from veilmq.model.errors import CapabilityMissing, MessageTooLarge, ParameterInvalid, ReceiptInvalid
@@ -31,10 +33,10 @@ Choice = TypeVar("Choice", bound=StrEnum)
 _BITS_MAX: Final = 63
 """Of a duration, so that it converts to a float and fits into every protocol."""
 _CHARACTERS_MAX: Final = 80
-_TOKEN: Final = re.compile(r"[!-~]{1,128}")
-"""SQS's rule for MessageGroupId and MessageDeduplicationId (API reference, SendMessage)."""
 _TEXTS: Final = ("group", "deduplication_id", "type", "tag")
 _DURATIONS: Final = ("delay", "ttl", "lease_hint")
+_TOKEN: Final = re.compile(r"[!-~]{1,128}")
+"""SQS's rule for MessageGroupId and MessageDeduplicationId (API reference, SendMessage)."""
 
 
 def choice(value: Any, kind: type[Choice], parameter: str) -> Choice:
@@ -155,7 +157,7 @@ def queue(value: Any, parameter: str = "queue") -> Queue:
 def text(value: Any, parameter: str) -> str:
     """A name or an id, of which others decide what it may be. Raises ParameterInvalid if it is not a str."""
     if isinstance(value, str):
-        return value
+        return str.__str__(value)
     raise ParameterInvalid(parameter=parameter, reason=f"must be a str, not {type(value).__name__}")
 
 
@@ -223,33 +225,54 @@ def extension(value: Any) -> Extension:
 def body(value: Any) -> str:
     """A body. Raises ParameterInvalid if it is not a str."""
     if isinstance(value, str):
-        return value
+        return str.__str__(value)
     raise ParameterInvalid(parameter="body", reason=f"must be a str, not {type(value).__name__}: encode bytes")
 
 
+def plain(value: Any) -> str | int | float:
+    """What a value of a subclass is, such as an enumeration's member or NumPy's float64: JSON and the store take no
+    subclasses. Raises TypeError for anything else."""
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value)
+    raise TypeError(type(value).__name__)
+
+
 def fields(message: Message) -> Message:
-    """The message. Raises ParameterInvalid for a field of the wrong type, whether the queue supports the field or
-    not."""
-    body(message.body)
-    _check_names(message.attributes)
+    """The message, with plain values. Raises ParameterInvalid for a field of the wrong type, whether the queue supports
+    the field or not."""
+    changed: dict[str, Any] = {}
+    if type(message.body) is not str:
+        changed["body"] = body(message.body)
     for field in _TEXTS:
-        if getattr(message, field) is not None:
-            text(getattr(message, field), field)
+        value = getattr(message, field)
+        if value is not None and type(value) is not str:
+            changed[field] = text(value, field)
     for field in _DURATIONS:
         value = getattr(message, field)
         if value is not None and not _is_number(value):
             raise ParameterInvalid(parameter=field, reason=f"must be a number of seconds, not {_said(value)}")
+        if value is not None and type(value) is not float:
+            changed[field] = plain(value)
     priority: Any = message.priority
     if priority is not None and (not isinstance(priority, int) or type(priority) is bool):
         raise ParameterInvalid(parameter="priority", reason=f"must be a whole number, not {_said(priority)}")
-    return message
+    if priority is not None and type(priority) is not int:
+        changed["priority"] = int(priority)
+    names = mapping(message.attributes, "attributes")
+    if names and set(map(type, names)) != {str}:
+        changed["attributes"] = {_attribute_name(name): value for name, value in names.items()}
+    return msgspec.structs.replace(message, **changed) if changed else message
 
 
-def _check_names(attributes: object) -> None:
-    for name in mapping(attributes, "attributes"):
-        if not isinstance(name, str):
-            reason = f"a name must be a str, not {type(name).__name__}"
-            raise ParameterInvalid(parameter=f"attributes[{name!r}]", reason=reason)
+def _attribute_name(name: Any) -> str:
+    if isinstance(name, str):
+        return str.__str__(name)
+    reason = f"a name must be a str, not {type(name).__name__}"
+    raise ParameterInvalid(parameter=f"attributes[{name!r}]", reason=reason)
 
 
 def _is_number(value: Any) -> bool:
@@ -276,7 +299,7 @@ def as_message(given: Any) -> Message:
     if isinstance(given, Message):
         return fields(given)
     if isinstance(given, str):
-        return Message(given)
+        return Message(str.__str__(given))
     raise ParameterInvalid(parameter="message", reason=f"must be a str or a Message, not {type(given).__name__}")
 
 
@@ -332,13 +355,13 @@ def transmitted_bytes(message: Message, can: Capabilities) -> int:
 def sendable(given: str | Message, can: Capabilities) -> Sendable:
     """Raises CapabilityMissing, ParameterInvalid, MessageTooLarge, as a queue with these capabilities would."""
     message = as_message(given)
-    if can.native_fifo or message is given:  # a text alone has no fields
+    if can.native_fifo or not isinstance(given, str):  # a text alone has no fields
         _check_abilities(message, can)
         _check_fields(message, can)
     raw = text_bytes(message.body)
     if len(raw) < can.body_bytes_min:
         raise ParameterInvalid(parameter="body", reason="must not be empty")
-    values = with_fields(message) if can.fields_as_attributes and message is given else message.attributes
+    values = with_fields(message) if can.fields_as_attributes and not isinstance(given, str) else message.attributes
     if len(values) > can.attributes_max:
         raise ParameterInvalid(parameter="attributes", reason=f"at most {can.attributes_max}, not {len(values)}")
     attributes = {name: named(name, value) for name, value in values.items()}

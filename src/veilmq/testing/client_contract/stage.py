@@ -30,6 +30,14 @@ PATIENCE_SECONDS: Final = 15
 """Enough for a thread that does not wait for the queue to return, on the slowest machine."""
 
 
+class Text(str):
+    """A subclass, as NumPy's str_ and the members of some enumerations are."""
+
+
+class Number(float):
+    """A subclass, as NumPy's float64 is."""
+
+
 class ClientAccount(Protocol):
     """What an adapter's tests provide (fixture `client_account`)."""
 

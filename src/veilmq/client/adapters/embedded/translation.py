@@ -253,10 +253,11 @@ def _attributes_of(extras: Extras) -> tuple[dict[str, Any], str | None]:
 
 def checked_name(name: Any) -> str:
     """A queue's name. Raises ParameterInvalid."""
-    if type(name) is not str or not NAME.match(name):
-        reason = f"a queue has 1 to 120 of A-Z a-z 0-9 _ - (and .fifo) for its name, not {name!r}"
+    text = checks.text(name, "name")
+    if not NAME.match(text):
+        reason = f"a queue has 1 to 120 of A-Z a-z 0-9 _ - (and .fifo) for its name, not {text!r}"
         raise ParameterInvalid(parameter="name", reason=reason)
-    return name
+    return text
 
 
 def settings_change(template: Template, queue: QueueKey) -> SettingsChange:

@@ -44,7 +44,7 @@ _TOO_LARGE: Final = 413
 _UNKNOWN_KEY: Final = frozenset({"InvalidClientTokenId", "UnrecognizedClientException"})
 _OTHER_PORT: Final = "veil:// goes to a server's --sqs port, 9324 unless told, and another one answers here"
 _NO_KEY: Final = "the URL names no key, and this server has credentials: say veil://KEY:SECRET@HOST:PORT/NAME"
-_ENCODE: Final = msgspec.json.Encoder().encode
+_ENCODE: Final = msgspec.json.Encoder(enc_hook=checks.plain).encode
 
 
 class Operation(NamedTuple):

@@ -18,7 +18,7 @@ from veilmq.client.errors import TransportError
 from veilmq.client.messages import Extension, Message, Template
 from veilmq.client.queue import Queue
 from veilmq.model.errors import LeaseError, MessageGone, ParameterInvalid, ReceiptInvalid, VeilError
-from veilmq.testing.client_contract.stage import LONG, PATIENCE_SECONDS, SECOND, Stage, sent, unrefused
+from veilmq.testing.client_contract.stage import LONG, PATIENCE_SECONDS, SECOND, Number, Stage, sent, unrefused
 
 _TURNS: Final = 20
 """Interruptions within `PATIENCE_SECONDS`."""
@@ -65,7 +65,7 @@ class TestReceives:
 
     def test_a_lease_is_as_long_as_the_receive_says(self, stage: Stage) -> None:
         queue = stage.create()
-        message = stage.held(queue, lease=stage.brief)
+        message = stage.held(queue, lease=Number(stage.brief))
         assert queue.receive() == []
         stage.pass_time(stage.brief + SECOND)
         again = stage.take(queue)

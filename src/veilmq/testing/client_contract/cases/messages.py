@@ -12,7 +12,7 @@ import pytest
 from veilmq.client.messages import Extension, Message, Sent, Template
 from veilmq.client.queue import HandleOnSend
 from veilmq.model.errors import LeaseError, MessageTooLarge, ParameterInvalid, QueueMissing, VeilError
-from veilmq.testing.client_contract.stage import LONG, SECOND, Stage, sent, unrefused
+from veilmq.testing.client_contract.stage import LONG, SECOND, Number, Stage, Text, sent, unrefused
 
 BODIES: Final = [
     "x",
@@ -23,6 +23,7 @@ BODIES: Final = [
     '{"n": 1, "s": "\\u0000"}',
     "100%25+%2B&a=b",
     "é" * 30_000,
+    Text("of a subclass"),
 ]
 NO_ATTRIBUTES: Final[list[dict[Any, Any]]] = [
     {"a": ""}, {"a": b""}, {"a": float("nan")}, {"a": True}, {"a": None}, {"": "x"}, {"a..b": "x"}, {"a b": "x"},
@@ -103,7 +104,7 @@ class TestBodies:
         queue = stage.create()
         if not queue.capabilities.attributes:
             return
-        queue.send(Message("x", {"a": "b"}, type="invoice"))
+        queue.send(Message("x", {Text("a"): Text("b")}, type=Text("invoice")))
         received = stage.take(queue)
         assert (received.type, dict(received.attributes)) == ("invoice", {"a": "b"})
 
@@ -111,7 +112,7 @@ class TestBodies:
         queue = stage.create()
         if not queue.capabilities.groups:
             return
-        queue.send(Message("x", group="tenant-1"))
+        queue.send(Message("x", group=Text("tenant-1")))
         assert stage.take(queue).group == "tenant-1"
 
     def test_a_plain_message_has_nothing_that_was_not_given(self, stage: Stage) -> None:
@@ -126,7 +127,7 @@ class TestOptions:
 
     def test_a_message_is_delayed(self, stage: Stage) -> None:
         queue = stage.create()
-        queue.send(Message("later", delay=stage.brief))
+        queue.send(Message("later", delay=Number(stage.brief)))
         queue.send("now")
         assert [message.body for message in stage.empty(queue)] == ["now"]
         stage.pass_time(stage.brief + SECOND)

@@ -17,7 +17,7 @@ from veilmq.model.errors import (
     QueueMissing,
     VeilError,
 )
-from veilmq.testing.client_contract.stage import LONG, SECOND, Stage, unrefused
+from veilmq.testing.client_contract.stage import LONG, SECOND, Stage, Text, unrefused
 from veilmq.testing.for_each import for_each
 
 
@@ -122,7 +122,7 @@ class TestAccounts:
 
     def test_a_queue_knows_its_account_and_name(self, stage: Stage) -> None:
         queue = stage.create()
-        assert queue.account.queue(queue.name).name == queue.name
+        assert queue.account.queue(Text(queue.name)).name == queue.name
 
 
 def fifo(stage: Stage, **settings: Any) -> Queue:
