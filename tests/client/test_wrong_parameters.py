@@ -274,6 +274,10 @@ def test_a_name_that_is_no_text_is_refused(stage: Stage, tmp_path: Path, caplog:
         ("path", lambda: KeyFile(absent)),
         ("directory", lambda: DirectoryGuard(absent)),
         ("directory", lambda: EmbeddedAccount(absent)),
+        ("accessKeySecret", lambda: documents.CloudAccount("id", absent, "http://127.0.0.1:1")),
+        ("ossClient", lambda: documents.BigMessageSizeQueue(stage.queue, absent, "films")),
+        ("localFileName", lambda: documents.LocalDiskStorage({"file": "numbers"})),
+        ("waitSeconds", lambda: documents.CloudQueue(stage.queue).popMessage("5")),  # type: ignore[arg-type]
     ):
         with pytest.raises(ParameterInvalid) as refused:
             call()

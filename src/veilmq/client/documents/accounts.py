@@ -216,10 +216,8 @@ def _own_definitions() -> str:
 
 def _parts_of(endpoint: Any) -> SplitResult:
     """Raises ParameterInvalid."""
-    if not isinstance(endpoint, str):
-        raise ParameterInvalid(parameter="endpoint", reason=f"must be text, not {type(endpoint).__name__}")
     try:
-        parts = urlsplit(endpoint)
+        parts = urlsplit(checks.text(endpoint, "endpoint"))
     except ValueError:
         raise ParameterInvalid(parameter="endpoint", reason="must be a URL: an IPv6 address needs brackets") from None
     if parts.scheme not in {*_TLS, *SCHEMES}:
@@ -237,12 +235,12 @@ class CloudAccount:
         """endpoint: an MNS endpoint, `http://...` or `https://...`, as in the documents, or an account's URL.
         definitions: URL of the place where pull topics are recorded; see docs/patterns/pull-topic.md.
 
-        Raises ParameterInvalid for an endpoint without one of these schemes.
+        Raises ParameterInvalid, also for an endpoint without one of these schemes.
         """
         parts = _parts_of(endpoint)
         if accessKeyId and parts.netloc and "@" not in parts.netloc:
-            user = f"{quote(accessKeyId, safe='')}:{quote(accessKeySecret, safe='')}"
-            parts = parts._replace(netloc=f"{user}@{parts.netloc}")
+            key, secret = checks.text(accessKeyId, "accessKeyId"), checks.text(accessKeySecret, "accessKeySecret")
+            parts = parts._replace(netloc=f"{quote(key, safe='')}:{quote(secret, safe='')}@{parts.netloc}")
         if parts.scheme in _TLS:
             query = "&".join(filter(None, (parts.query, f"tls={_TLS[parts.scheme]}")))
             parts = parts._replace(scheme="mns", query=query)

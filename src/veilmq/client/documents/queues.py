@@ -22,6 +22,7 @@ by an exception or is killed has not acknowledged the message, and gets it again
 
 import atexit
 import logging
+import math
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -97,7 +98,7 @@ def queue_of(source: AnyQueue, *, owned: bool = False, parameter: str = "queue")
 
 def wait_within(capabilities: Capabilities, seconds: float) -> float:
     """`seconds`, or the longest wait that the protocol has."""
-    if seconds <= capabilities.wait_max:
+    if checks.seconds(seconds, "waitSeconds", 0, math.inf) <= capabilities.wait_max:
         return seconds
     _tell_once(f"{capabilities.protocol} waits {capabilities.wait_max:g} s at most: a wait of {seconds:g} s is that")
     return capabilities.wait_max
@@ -245,6 +246,7 @@ class BigMessageSizeQueue(MessageQueue):
     ) -> None:
         """deadLetterQueue: where messages go whose object is missing or damaged; without one they stay in the queue and
         come again."""
+        checks.text(ossClient, "ossClient")
         with ExitStack() as undo:
             inner = undo.enter_context(queue_of(cq, parameter="cq"))
             if deadLetterQueue is not None:
@@ -350,7 +352,7 @@ class LocalDiskStorage(LocalFile):
     """Sequence numbers in a local file: `{"localFileName": path}`."""
 
     def __init__(self, config: Mapping[str, str]) -> None:
-        super().__init__(config["localFileName"])
+        super().__init__(checks.path(checks.mapping(config, "config").get("localFileName"), "localFileName"))
 
 
 @documented
