@@ -31,7 +31,7 @@ from veilmq.client.timeouts import AdaptiveTimeout, Costs, PublishedPlan, Thresh
 from veilmq.client.topics import create_pull_topic
 from veilmq.client.transaction import Times, TransactionQueue, Verdict
 from veilmq.client.unreadable import DeadLetters, keep
-from veilmq.client.worker import Backoff, DirectoryGuard, ObjectCheckpoints, TableGuard, Worker
+from veilmq.client.worker import Backoff, DirectoryGuard, ObjectCheckpoints, TableGuard, Worker, worker
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import ParameterInvalid
 from veilmq.testing.client_contract import for_each
@@ -267,6 +267,7 @@ def test_a_name_that_is_no_text_is_refused(stage: Stage, tmp_path: Path, caplog:
         ("topic", lambda: SharedBodies(f"file://{tmp_path}/large", 7)),  # type: ignore[arg-type]
         ("tags['a']", lambda: _topic(stage, tmp_path, {"tags": {"a": 7}})),
         ("split", lambda: RoutedQueue.create(stage.queue.account, "media", absent)),
+        ("queue", lambda: worker(print)),  # type: ignore[arg-type]
         ("receiver", lambda: run(stage.queue, print, idle=0.01)),  # type: ignore[arg-type]
         ("url", lambda: ObjectStorage(absent)),
         ("url", lambda: ObjectCheckpoints(absent)),

@@ -101,6 +101,8 @@ class Worker:
     @classmethod
     def decorate(cls, queue: Queue | str, **options: Unpack[Options]) -> Callable[[Callable[[Any], Any]], Self]:
         """`@Worker.decorate(queue, ...)` turns a handler into a worker; calling the worker calls the handler."""
+        if not isinstance(queue, str):
+            checks.queue(queue)  # now, for `@worker` without a queue would hide the handler without a word
         return lambda handler: cls(queue, handler, **options)
 
     def __call__(self, job: Any) -> Any:
