@@ -28,7 +28,7 @@ from veilmq.client.receiver import Receiver
 from veilmq.client.records import ObjectStore
 from veilmq.client.routed import Route, RoutedQueue
 from veilmq.client.timeouts import AdaptiveTimeout, Costs, PublishedPlan, ThresholdTimeout
-from veilmq.client.topics import create_pull_topic
+from veilmq.client.topics import PullTopic, create_pull_topic, delete_pull_topic, open_pull_topic
 from veilmq.client.transaction import Times, TransactionQueue, Verdict
 from veilmq.client.unreadable import DeadLetters, keep
 from veilmq.client.worker import Backoff, DirectoryGuard, ObjectCheckpoints, TableGuard, Worker, worker
@@ -74,7 +74,7 @@ def _run(stage: Stage, home: Path, given: dict[str, Any]) -> None:
         run(**{"receiver": receiver, "handler": print, "idle": 0.01, **given})
 
 
-def _topic(stage: Stage, home: Path, given: dict[str, Any]) -> object:
+def _topic(stage: Stage, home: Path, given: dict[str, Any]) -> PullTopic:
     there = {"account": stage.queue.account, "queue_names": ["a"], "definitions": f"file://{home}"}
     return create_pull_topic(**{**there, "topic": "t", **given})
 
@@ -256,6 +256,8 @@ def test_so_is_one_of_a_call(stage: Stage, tmp_path: Path, wrong: Any) -> None:
 def test_a_name_that_is_no_text_is_refused(stage: Stage, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The number of an order, say; or the None of a variable of the environment that is not set."""
     absent: Any = None
+    place = f"file://{tmp_path}/topics"
+    topic = _topic(stage, tmp_path, {"queue_names": ["work"], "definitions": place})
     relay = Relay(Outbox(), print, stage.queue)
     for parameter, call in (
         ("deduplication_id", lambda: Outbox().add(None, "a", deduplication_id=0)),  # type: ignore[arg-type]
@@ -266,6 +268,9 @@ def test_a_name_that_is_no_text_is_refused(stage: Stage, tmp_path: Path, caplog:
         ("name", lambda: RoutedQueue({}, stage.queue, name=7)),  # type: ignore[arg-type]
         ("topic", lambda: SharedBodies(f"file://{tmp_path}/large", 7)),  # type: ignore[arg-type]
         ("tags['a']", lambda: _topic(stage, tmp_path, {"tags": {"a": 7}})),
+        ("to", lambda: topic.publish("a", to=7)),  # type: ignore[arg-type]
+        ("account", lambda: open_pull_topic(absent, "t", definitions=place)),
+        ("account", lambda: delete_pull_topic(stage.queue, "t", definitions=place)),  # type: ignore[arg-type]
         ("split", lambda: RoutedQueue.create(stage.queue.account, "media", absent)),
         ("queue", lambda: worker(print)),  # type: ignore[arg-type]
         ("receiver", lambda: run(stage.queue, print, idle=0.01)),  # type: ignore[arg-type]

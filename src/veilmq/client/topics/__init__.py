@@ -100,6 +100,7 @@ class PullTopic(Closing):
         self, account: Account, definitions: Definitions, definition: Definition, *, bodies: Bodies | None = None
     ) -> None:
         """bodies: makes the copies of a message, if they differ. Raises QueueMissing, ParameterInvalid."""
+        checks.object_with(account, "account", "queue")
         checks.function_or_none(bodies, "bodies")
         self._account, self._definitions, self._definition = account, definitions, definition
         self._bodies = bodies
@@ -239,8 +240,8 @@ class PullTopic(Closing):
     def _targets(self, to: Collection[str] | None, encoding: Encoding | None) -> list[Subscription]:
         known = {each.name: each for each in self.subscriptions}
         if to is not None:
-            unknown = [name for name in to if name not in known]
-            if isinstance(to, str) or unknown:
+            unknown = [name for name in checks.texts(to, "to") if name not in known]
+            if unknown:
                 raise ParameterInvalid(parameter="to", reason=f"must be subscriptions of topic {self.name}: {unknown}")
         targets = [each for each in self.subscriptions if to is None or each.name in to]
         for each in targets:
@@ -453,7 +454,8 @@ def open_pull_topic(
 
 
 def delete_pull_topic(account: Account, topic: str, *, definitions: Definitions | str) -> None:
-    """Like `PullTopic.delete`, for a topic in any state, even after a crash. Raises TopicMissing."""
+    """Like `PullTopic.delete`, for a topic in any state, even after a crash. Raises TopicMissing, ParameterInvalid."""
+    checks.object_with(account, "account", "queue")
     where = definitions if isinstance(definitions, Definitions) else Definitions(definitions)
     found = where.find(topic)
     if found is None:
