@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from veilmq.store.directory import DataDirectory
-from veilmq.store.files import durable_write, made_beside, make_directory, take_name
+from veilmq.store.directory import DataDirectory, DestinationTaken
+from veilmq.store.files import durable_write, make_directory, take_name
+from veilmq.store.sqlite.tools.backup import made_beside
 
 
 @pytest.fixture
@@ -34,14 +35,18 @@ def take(path: Path, content: bytes) -> None:
 
 
 def test_a_directory_is_made_in_the_place_of_an_empty_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where it is called by a dot, or by a link."""
+    """Also where it is called by a dot, or by a link; and by one process at a time."""
     (tmp_path / "empty").mkdir()
     (tmp_path / "link").symlink_to("empty")
     monkeypatch.chdir(tmp_path / "empty")
     for place in (Path(), tmp_path / "link"):
         with made_beside(place) as beside:
             (beside / "file").touch()
+            with pytest.raises(DestinationTaken, match="another process is writing"), made_beside(place):
+                pass
         assert [each.name for each in (tmp_path / "empty").iterdir()] == ["file"]
+        with pytest.raises(DestinationTaken, match="exists already"), made_beside(tmp_path / "empty"):
+            pass
         (tmp_path / "empty" / "file").unlink()
 
 

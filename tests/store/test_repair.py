@@ -52,8 +52,18 @@ def closed(tmp_path_factory: pytest.TempPathFactory) -> Lived:
 
 
 def repaired(source: Path, destination: Path, backup: Path | None = None) -> Repair:
-    """Repair without a progress bar."""
-    return repair(source, destination, backup, lambda stage, done, total: None)
+    """Repair without a progress bar. A kill amid it leaves nothing that a server would serve."""
+    steps = list[str]()
+
+    def look(stage: str, done: int, total: int) -> None:
+        steps.append(stage)
+        assert not (destination / "veilmq.db").exists()
+        assert (destination / "veilmq.db.part").exists()
+
+    report = repair(source, destination, backup, look)
+    assert steps
+    assert [path.name for path in destination.iterdir() if path.name != "not-placed.jsonl"] == ["veilmq.db"]
+    return report
 
 
 def flip(path: Path, place: int, bit: int) -> None:

@@ -27,12 +27,19 @@ from veilmq.cluster.postgres.log.reading import LogDiverged, LogReader, LogTrimm
 from veilmq.cluster.postgres.ownership import Candidate, Ownership, Server, StillOwned, raise_epoch
 from veilmq.cluster.postgres.schema import SHARD, Formats, Shard, add_segment, drop_segments, look
 from veilmq.cluster.postgres.snapshots import Snapshot, Snapshots, insert
-from veilmq.engine.directory import STATE_FORMAT, STATE_FORMAT_OLDEST, copy_checked, open_follower, set_position
+from veilmq.engine.directory import (
+    STATE_FORMAT,
+    STATE_FORMAT_OLDEST,
+    check_vacant,
+    copy_checked,
+    made_beside,
+    open_follower,
+    set_position,
+)
 from veilmq.model.instant import Instant
 from veilmq.store import Options
 from veilmq.store.archive import EPOCH_MIN
-from veilmq.store.directory import DATABASE, DataDirectory, DestinationTaken, NotOurs
-from veilmq.store.files import made_beside
+from veilmq.store.directory import DATABASE, DataDirectory, NotOurs
 from veilmq.store.log import Entry, Held, NotOwner, Point, Position, Record, RecordsEnd, SourceUnusable, checksum
 
 _LOOK_SECONDS: Final = 0.1
@@ -112,8 +119,7 @@ def export_directory(postgres: Postgres, destination: Path, read_boot_ns: Callab
     Raises DestinationTaken; Unfit, also if a server owns the cluster; Unreachable, DatabaseFailed, OSError. A second
     call after one that failed goes on.
     """
-    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
-        raise DestinationTaken(f"{destination} exists already")
+    check_vacant(destination)
     with postgres.session(_FAILED) as session:
         shard = look(session)
         _FORMATS.admit(shard)

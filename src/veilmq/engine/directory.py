@@ -55,6 +55,10 @@ def open_follower(directory: Path, options: Options | None = None) -> Follower:
 
 copy_checked: Final = backup.copy_checked
 """Copies a database to a file that a follower can open, and checks it."""
+check_vacant: Final = backup.check_vacant
+"""Raises DestinationTaken if anything but an empty directory is there."""
+made_beside: Final = backup.made_beside
+"""A new directory that takes its name when it is complete."""
 digest_of: Final = backup.Reading
 """One state of a database, and its digest."""
 is_full: Final = disk.is_full

@@ -78,7 +78,7 @@ class SqliteTooOld(Exception):
 
 
 class DestinationTaken(Exception):
-    """The destination exists already."""
+    """The destination exists already, or another process is writing it."""
 
 
 class DatabaseFailed(Exception):
@@ -197,7 +197,7 @@ class DataDirectory:
             raise DirectoryUnsafe(f"{path} is open to other users: chmod 700 {path}")
         self._lock = _take_lock(path)
         try:
-            self._own = _take_directory(path)
+            self._own = take_directory(path)
         except BaseException:
             os.close(self._lock)
             raise
@@ -313,7 +313,7 @@ def _make(path: Path) -> None:
         ) from None
 
 
-def _take_directory(path: Path) -> int | None:
+def take_directory(path: Path) -> int | None:
     """Lock the directory itself, in case somebody deletes the lock file to force a start; None where that fails (NFS).
 
     Raises DirectoryHeld.

@@ -138,23 +138,6 @@ def replace_directory(beside: Path, place: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-@contextmanager
-def made_beside(place: Path) -> Iterator[Path]:
-    """A new directory, mode 0700, that takes the name `place` durably when the body ends; if it fails, nothing is
-    left. `place` is missing, or an empty directory (a link to one, too), and no mount point. Raises OSError."""
-    beside = (place := place.resolve()).with_name(f".{place.name}.part")
-    shutil.rmtree(beside, ignore_errors=True)  # of a process that died
-    beside.mkdir(mode=0o700)
-    try:
-        yield beside
-        sync_tree(beside)
-        beside.rename(place)
-    except BaseException:
-        shutil.rmtree(beside, ignore_errors=True)
-        raise
-    sync_directory(place.parent)
-
-
 def restore(directory: Path) -> None:
     """Undo an unfinished `replace_directory` of a process that died between its two renames."""
     for old in directory.glob(".*.old"):

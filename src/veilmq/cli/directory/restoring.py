@@ -25,16 +25,16 @@ from veilmq.store.directory import (
     DATABASE,
     DatabaseFailed,
     DatabaseUnusable,
+    DestinationTaken,
     NotOurs,
     Report,
     SchemaRefused,
     SqliteTooOld,
 )
-from veilmq.store.files import made_beside
 from veilmq.store.log import Diverged, Entry, Held, Point, Position, Restored, Source, SourceUnusable
 from veilmq.store.log import restore as restore_into
 from veilmq.store.sqlite.tools import check as check_database
-from veilmq.store.sqlite.tools.backup import copy_checked
+from veilmq.store.sqlite.tools.backup import copy_checked, made_beside
 
 _CLUSTER: Final = re.compile(r"postgres(ql)?://|(.*\s)?(host|hostaddr|dbname|service)\s*=", re.ASCII)
 """Either form of a connection string of PostgreSQL."""
@@ -88,15 +88,14 @@ def restore(destination: Path, place: str, to: str | None, *, as_json: bool) -> 
     except ValueError:
         raise Failure(Exit.USAGE, f"--to: expected an instant such as 2026-01-31T12:00:00Z, not {to!r}") from None
     check_directory(destination, "DIR", beside=True)
-    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
-        advice = "Name a directory that is empty or not there yet."
-        raise Failure(Exit.USAGE, f"{destination} exists already", advice)
     try:
         with made_beside(destination) as beside:
             restored = restore_into(source_at(place), until, beside, partial(open_follower, options=_OPTIONS))
             renew(beside / DATABASE)
             with bar() as advance:
                 report = check_database(beside / DATABASE, advance, is_owner=True)
+    except DestinationTaken as error:
+        raise Failure(Exit.USAGE, str(error), "Name a directory that is empty or not there yet.") from None
     except SourceUnusable as error:
         raise Failure(Exit.WRONG, f"nothing can be restored from {_shown_place(place)}: {error}") from None
     except (NotOurs, SchemaRefused, SqliteTooOld) as error:

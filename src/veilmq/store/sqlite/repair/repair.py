@@ -37,7 +37,7 @@ from veilmq.store.directory import (
     is_held,
     read_holder,
 )
-from veilmq.store.files import sync_directory, sync_file
+from veilmq.store.files import sync_directory, take_name
 from veilmq.store.sqlite import tools
 from veilmq.store.sqlite.batch.history_index import history_end
 from veilmq.store.sqlite.batch.memtable import replay
@@ -155,7 +155,7 @@ def _pieces(values: Iterable[T], size: int) -> Iterator[list[T]]:
 
 EXPORT: Final = "not-placed.jsonl"
 _REASON_MAX: Final = 120
-_PART: Final = "salvage.part"
+_TARGET: Final = "salvage.part"
 _LOCK: Final = "lock"
 _NAMES: Final = "queue_by_name"
 _QUEUE_NAMES: Final = (
@@ -202,7 +202,6 @@ def repair(source: Path, destination: Path, backup: Path | None, progress: Progr
             if isinstance(error, apsw.Error):
                 raise DatabaseFailed(f"{destination}: {reason_of(error)}") from error
             raise
-    sync_directory(destination)
     sync_directory(destination.parent)
     return report
 
@@ -228,8 +227,8 @@ class _Work:
         self, source: Path, destination: Path, backup: Path | None, report: Repair, progress: Progress
     ) -> None:
         self._database = source.absolute() / DATABASE
-        self._target = destination / DATABASE
-        self._part = destination / _PART
+        self._target = destination / _TARGET
+        self._part = destination / f"{DATABASE}.part"
         self._export = Export(destination / EXPORT, report)
         self._backup = None if backup is None else backup / DATABASE
         self._frames: list[Frame] = []
@@ -246,7 +245,7 @@ class _Work:
             report.found.append(f"{COMMITTED}: missing or damaged, so nobody knows what was committed last")
 
     def run(self) -> None:
-        """Write the new directory's database, and complete the report."""
+        """Write the new directory's database, which takes its name when it is whole, and complete the report."""
         with nullcontext() if self._backup is None else closing(Backup(self._backup)) as backup:
             image, state = self._put_together()
             if backup is not None and state is not None and self._is_older(state, backup):
@@ -261,11 +260,11 @@ class _Work:
                     following = self._salvage(image, backup, state)
                 else:
                     following = state.following
-                    os.rename(self._part, self._target)
+                    self._target = self._part
                     renew(self._target)
-        self._part.unlink(missing_ok=True)
-        sync_file(self._target)
         self._count(following, state)
+        take_name(self._target, self._target.with_name(DATABASE))
+        self._part.unlink(missing_ok=True)
 
     def _put_together(self) -> tuple[Image, _State | None]:
         """The database with the WAL and the redo log. Frames in doubt are used only if something is missing without

@@ -8,6 +8,7 @@ epoch, because from then on the copy and the original have different histories.
 
 import glob
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -18,8 +19,16 @@ import msgspec
 
 from veilmq.model.instant import Instant
 from veilmq.store import Options
-from veilmq.store.directory import DATABASE, DatabaseFailed, DatabaseUnusable, DestinationTaken, NotOurs
-from veilmq.store.files import SyncedInPieces, Writing, sync_directory
+from veilmq.store.directory import (
+    DATABASE,
+    DatabaseFailed,
+    DatabaseUnusable,
+    DestinationTaken,
+    DirectoryHeld,
+    NotOurs,
+    take_directory,
+)
+from veilmq.store.files import SyncedInPieces, Writing, sync_directory, sync_tree
 from veilmq.store.log import Diverged, Point, Position
 from veilmq.store.sqlite.disk import (
     DAMAGE,
@@ -222,20 +231,62 @@ def receive_directory(destination: Path, write: Callable[[Writing], None]) -> in
     return (destination / DATABASE).stat().st_size
 
 
-@contextmanager
-def made(destination: Path) -> Iterator[None]:
-    """Create the directory; if the body fails, remove it, unless it existed before."""
+def check_vacant(destination: Path) -> None:
+    """Raises DestinationTaken if anything but an empty directory is there."""
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise DestinationTaken(f"{destination} exists already")
+
+
+@contextmanager
+def made(destination: Path) -> Iterator[None]:
+    """Create the directory, for this process alone; if the body fails, remove it, unless it existed before. Raises
+    DestinationTaken, OSError."""
+    check_vacant(destination)
     is_new = not destination.exists()
-    destination.mkdir(mode=0o700, exist_ok=True)
-    destination.chmod(0o700)
+    with _alone_in(destination, destination):
+        destination.chmod(0o700)
+        try:
+            yield
+        except BaseException:
+            if is_new and not any(destination.iterdir()):
+                destination.rmdir()
+            raise
+
+
+@contextmanager
+def made_beside(place: Path) -> Iterator[Path]:
+    """A new directory, mode 0700, that takes the name `place` durably when the body ends; if it fails, nothing is
+    left. `place` is missing, or an empty directory (a link to one, too), and no mount point. Raises DestinationTaken,
+    OSError."""
+    check_vacant(place)
+    part = (place := place.resolve()).with_name(f".{place.name}.part")
+    with _alone_in(part, place):
+        beside = part / place.name
+        shutil.rmtree(beside, ignore_errors=True)  # of a process that died
+        beside.mkdir(mode=0o700)
+        try:
+            yield beside
+            sync_tree(beside)
+            beside.rename(place)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+    sync_directory(place.parent)
+
+
+@contextmanager
+def _alone_in(directory: Path, destination: Path) -> Iterator[None]:
+    """Create the directory if it is missing, and let no other process write there meanwhile. Raises DestinationTaken,
+    OSError."""
+    directory.mkdir(mode=0o700, exist_ok=True)
+    try:
+        own = take_directory(directory)
+    except DirectoryHeld:
+        raise DestinationTaken(f"another process is writing {destination}") from None
     try:
         yield
-    except BaseException:
-        if is_new and not any(destination.iterdir()):
-            destination.rmdir()
-        raise
+    finally:
+        if own is not None:
+            os.close(own)
 
 
 def _copy(database: Path, part: Path, progress: Progress, is_owner: bool, exactly: bool) -> None:
