@@ -1,6 +1,7 @@
 """What a server of a cluster says of what cannot work: refused or waited for, in a sentence that says what to do."""
 
 import re
+import secrets
 import socket
 import ssl
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from botocore.exceptions import ClientError
 from psycopg.conninfo import make_conninfo
 from tests.cluster.test_serving import Client, Servers, ready, run, servers
 from tests.support.commands import Run
@@ -218,8 +220,8 @@ def test_the_peer_port_speaks_tls_where_the_server_has_a_certificate(servers: Se
     assert in_words(EOFError()).endswith("check the address, and whether both use TLS")
 
 
-def test_a_full_disk_of_postgresql_is_said(postgres_programs: Programs, run: Run) -> None:
-    """And no table is left. Mounting takes root."""
+def test_a_full_disk_of_postgresql_is_said(postgres_programs: Programs, run: Run, tmp_path: Path) -> None:
+    """And no table is left. A server that runs is ready, for it reads, and has a warning. Mounting takes root."""
     server = Server(postgres_programs, "full")
     server.make()
     server.start()
@@ -240,6 +242,19 @@ def test_a_full_disk_of_postgresql_is_said(postgres_programs: Programs, run: Run
         assert server.query("select to_regnamespace('veilmq')") == [(None,)]
         (mount / "filled").unlink()
         assert run("cluster", "init", "--cluster", server.dsn, "--single-copy").code == 0
+        alone = ServerProcess(tmp_path, "--cluster", server.dsn, "--single-copy", "--peer", "127.0.0.1:0")
+        try:
+            client = Client(alone.start())
+            with suppress(OSError), (mount / "filled").open("wb", buffering=0) as filled:
+                while True:
+                    filled.write(bytes(4096))
+            bodies = [secrets.token_hex(10_000) for _ in range(100)]
+            with pytest.raises(ClientError):
+                list(map(client.send, bodies))
+            said = httpx.get(f"{alone.admin}/health/ready").json()
+            assert (said["ready"], "No space left on device" in said["warnings"]["writes"]) == (True, True)
+        finally:
+            alone.stop()
     finally:
         server.stop()
         subprocess.run(["umount", mount], check=True)

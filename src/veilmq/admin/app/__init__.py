@@ -198,6 +198,8 @@ def _warnings(service: Service) -> dict[str, str]:
             f"the machine's clock is {unaccepted_s} s ahead of what the data has accepted, and nothing expires by that"
             " step: if the clock is right, `veilmq clock accept`"
         )
+    if rolled_back := service.shell.rolled_back:
+        found["writes"] = f"writes failed in the last seconds: {rolled_back}"
     if service.reader.pages_damaged:
         found["pages"] = "a page of veilmq.db does not match its checksum: run `veilmq check`"
     archive = service.archive
