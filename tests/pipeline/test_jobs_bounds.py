@@ -1,5 +1,6 @@
 """What the commands refuse before Spark starts, whole tables left as they are; and how they end by Ctrl-C."""
 
+import logging
 import os
 import signal
 import subprocess
@@ -21,11 +22,11 @@ from tests.support.commands import Run
 from tests.support.histories import Workload, history, lognormal, write
 
 from veilmq.cli.failures import Exit, Failure
-from veilmq.cli.pipeline import Asked
+from veilmq.cli.pipeline import Asked, Where
 from veilmq.cli.pipeline.run import _write_analysis
-from veilmq.cli.pipeline.session import print_json, reported
+from veilmq.cli.pipeline.session import print_json, reported, started
 from veilmq.pipeline import tables
-from veilmq.pipeline.errors import OptionInvalid
+from veilmq.pipeline.errors import OptionInvalid, Unready
 from veilmq.pipeline.loop import Loop
 from veilmq.pipeline.report import Analysis
 from veilmq.testing.for_each import for_each
@@ -76,12 +77,19 @@ def test_what_cannot_be_is_refused_and_changes_nothing(
     assert not (tmp_path / "kept").exists()
 
 
-def test_an_offset_that_there_is_not_is_told_before_spark_starts(exported: Path, tmp_path: Path) -> None:
+def test_an_offset_that_there_is_not_is_told_before_spark_starts(
+    exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     code, out, err = command(tmp_path, "pipeline", "survival", "--path", exported, "--from", 10**6, **NO_SPARK)
     assert (code, out) == (1, "")
     assert "There is no offset 1000000." in err
     code, out, err = command(tmp_path, "pipeline", "survival", "--path", exported, "--from", "next", **NO_SPARK)
     assert "JAVA_HOME=/nowhere" in err
+    monkeypatch.setenv("JAVA_HOME", NO_SPARK["JAVA_HOME"])
+    with pytest.raises(Unready), started(Where(None, None, None)):
+        pass
+    logging.getLogger().error("Exception while sending command.")  # as py4j when Ctrl-C comes while Spark starts
+    assert caplog.text == ""
 
 
 def test_the_jobs_know_the_bounds_too(tmp_path: Path) -> None:

@@ -44,8 +44,10 @@ _URL: Final = re.compile("([a-zA-Z][a-zA-Z0-9+.-]+):/+(.*)", re.DOTALL)
 """As a path is printed: of several slashes one is left."""
 _REPEATING: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 """Loggers of PySpark that print an exception when it is raised; our code reports it when it is caught."""
-_BROKEN_OFF: Final = ("KeyboardInterrupt while ", "Exception occurred while shutting down connection")
-"""How py4j's log messages about a call interrupted by Ctrl-C begin."""
+_BROKEN_OFF: Final = (
+    "KeyboardInterrupt while ", "Exception while sending command", "Exception occurred while shutting down connection",
+)  # fmt: skip
+"""How py4j's log messages about a call interrupted by Ctrl-C begin. The call itself also raises an error."""
 _GATEWAY: Final = ("root", "py4j.clientserver")
 """The loggers that py4j uses for them."""
 
@@ -277,6 +279,8 @@ def started(where: Where, *, is_short: bool = False) -> Iterator["SparkSession"]
     from veilmq.pipeline.session import session
 
     settings = _settings(where.conf or [])
+    for name in _GATEWAY:
+        logging.getLogger(name).addFilter(_is_no_interruption)
     heeds = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if heeds:  # nothing needs an orderly end yet, and an interrupt during Spark's start may leave Java hanging
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -294,8 +298,6 @@ def started(where: Where, *, is_short: bool = False) -> Iterator["SparkSession"]
 
     for name in _REPEATING:
         PySparkLogger.getLogger(name).disabled = True
-    for name in _GATEWAY:
-        logging.getLogger(name).addFilter(_is_no_interruption)
     try:
         yield spark
     except KeyboardInterrupt:
