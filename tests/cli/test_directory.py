@@ -6,6 +6,7 @@ from hashlib import md5
 from pathlib import Path
 from shutil import copytree
 
+import apsw
 import pytest
 
 from veilmq.cli.directory import backup, check
@@ -390,7 +391,7 @@ def test_what_an_earlier_release_archived_is_restored(tmp_path: Path, capsys: py
     assert ("damaged: the records end after 3" in told, "the source ends there" in told) == (True, False)
 
 
-def test_a_failed_backup_leaves_nothing(used: Used, tmp_path: Path) -> None:
+def test_a_failed_backup_or_restore_leaves_nothing(used: Used, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(done: int, total: int) -> None:
         raise OSError("no space")
 
@@ -401,6 +402,16 @@ def test_a_failed_backup_leaves_nothing(used: Used, tmp_path: Path) -> None:
     with pytest.raises(OSError, match="no space"):
         backup_directory(used.database, tmp_path / "made", fail)
     assert list((tmp_path / "made").iterdir()) == []
+
+    def limit(connection: apsw.Connection) -> None:
+        if ".new.part" in connection.filename:
+            connection.pragma("max_page_count", 5)
+
+    monkeypatch.setattr(apsw, "connection_hooks", [*apsw.connection_hooks, limit])
+    with pytest.raises(Failure, match="nothing was restored: no space is left") as failed:
+        restore(tmp_path / "new", str(used.path), None, as_json=False)
+    assert failed.value.code is Exit.STORE
+    assert not (tmp_path / "new").exists()
 
 
 def test_what_is_no_data_directory_is_told(tmp_path: Path) -> None:

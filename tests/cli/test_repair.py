@@ -3,6 +3,7 @@
 import json
 import os
 from contextlib import closing
+from itertools import product
 from pathlib import Path
 
 import apsw
@@ -64,12 +65,12 @@ def test_a_full_disk_is_told_as_one_whether_there_is_a_backup_or_not(
 
     def limit(connection: apsw.Connection) -> None:
         if Path(connection.filename).parent == new:
-            connection.pragma("max_page_count", 20)
+            connection.pragma("max_page_count", pages)
 
     monkeypatch.setattr(apsw, "connection_hooks", [*apsw.connection_hooks, limit])
-    for more in ((), ("--backup", str(backup))):
+    for pages, more in product((20, 75), ((), ("--backup", str(backup)))):  # 75: amid the rows, which SQLite rolls back
         ended = run("check", "--data", str(lived.directory), "--repair", str(new), *more)
-        assert (ended.code, f"no space is left for {new}" in ended.err) == (Exit.STORE, True), ended
+        assert (ended.code, f"no space is left for {new}" in ended.err) == (Exit.STORE, True), (pages, ended)
         assert "Is there space for two copies" in ended.err
         assert not new.exists()
 

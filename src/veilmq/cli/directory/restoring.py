@@ -34,7 +34,7 @@ from veilmq.store.directory import (
 from veilmq.store.log import Diverged, Entry, Held, Point, Position, Restored, Source, SourceUnusable
 from veilmq.store.log import restore as restore_into
 from veilmq.store.sqlite.tools import check as check_database
-from veilmq.store.sqlite.tools.backup import copy_checked, made_beside
+from veilmq.store.sqlite.tools.backup import NO_SPACE, copy_checked, made_beside
 
 _CLUSTER: Final = re.compile(r"postgres(ql)?://|(.*\s)?(host|hostaddr|dbname|service)\s*=", re.ASCII)
 """Either form of a connection string of PostgreSQL."""
@@ -56,6 +56,8 @@ class DirectorySource:
         try:
             return copy_checked(self._database, file)
         except (Diverged, NotOurs, SchemaRefused, DatabaseFailed) as error:
+            if str(error) == NO_SPACE:
+                raise  # the source is not to blame
             raise SourceUnusable(str(error)) from error
 
     def records(self, after: Position) -> list[Entry]:
@@ -88,16 +90,20 @@ def restore(destination: Path, place: str, to: str | None, *, as_json: bool) -> 
     except ValueError:
         raise Failure(Exit.USAGE, f"--to: expected an instant such as 2026-01-31T12:00:00Z, not {to!r}") from None
     check_directory(destination, "DIR", beside=True)
+    advice = ""
     try:
         with made_beside(destination) as beside:
-            restored = restore_into(source_at(place), until, beside, partial(open_follower, options=_OPTIONS))
+            source = source_at(place)
+            if isinstance(source, DirectorySource):
+                advice = f"If it is damaged, see what can be had: veilmq check --data {place} --repair {destination}"
+            restored = restore_into(source, until, beside, partial(open_follower, options=_OPTIONS))
             renew(beside / DATABASE)
             with bar() as advance:
                 report = check_database(beside / DATABASE, advance, is_owner=True)
     except DestinationTaken as error:
         raise Failure(Exit.USAGE, str(error), "Name a directory that is empty or not there yet.") from None
     except SourceUnusable as error:
-        raise Failure(Exit.WRONG, f"nothing can be restored from {_shown_place(place)}: {error}") from None
+        raise Failure(Exit.WRONG, f"nothing can be restored from {_shown_place(place)}: {error}", advice) from None
     except (NotOurs, SchemaRefused, SqliteTooOld) as error:
         raise Failure(Exit.DIRECTORY, str(error)) from None
     except (OSError, DatabaseFailed, DatabaseUnusable, StoreError) as error:

@@ -238,7 +238,7 @@ def is_full(error: BaseException | None, path: Path) -> bool:
     while error is not None:
         if isinstance(error, apsw.FullError) or (isinstance(error, OSError) and error.errno in FULL):
             return True
-        error = error.__cause__
+        error = error.__cause__ or error.__context__
     return shutil.disk_usage(path if path.exists() else path.absolute().parent).free < _NOTHING_LEFT_BYTES
 
 

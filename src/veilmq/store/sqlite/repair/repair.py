@@ -42,7 +42,7 @@ from veilmq.store.sqlite import tools
 from veilmq.store.sqlite.batch.history_index import history_end
 from veilmq.store.sqlite.batch.memtable import replay
 from veilmq.store.sqlite.batch.queues import SETTINGS_DECODER
-from veilmq.store.sqlite.disk import check_version, connect, open_reader, reason_of, schema, trust_pages
+from veilmq.store.sqlite.disk import check_version, connect, is_full, open_reader, reason_of, schema, trust_pages
 from veilmq.store.sqlite.disk.redo import INSERT_HISTORY, apply_log, last_commit
 from veilmq.store.sqlite.disk.redo import file as redo_file
 from veilmq.store.sqlite.disk.redo.last_commit import Noted
@@ -155,7 +155,6 @@ def _pieces(values: Iterable[T], size: int) -> Iterator[list[T]]:
 
 EXPORT: Final = "not-placed.jsonl"
 _REASON_MAX: Final = 120
-_TARGET: Final = "salvage.part"
 _LOCK: Final = "lock"
 _NAMES: Final = "queue_by_name"
 _QUEUE_NAMES: Final = (
@@ -197,7 +196,7 @@ def repair(source: Path, destination: Path, backup: Path | None, progress: Progr
         except BaseException as error:
             for left in destination.iterdir():
                 left.unlink()
-            if isinstance(error, apsw.FullError):
+            if isinstance(error, apsw.Error) and is_full(error, destination):
                 raise DatabaseFailed(f"no space is left for {destination}") from error
             if isinstance(error, apsw.Error):
                 raise DatabaseFailed(f"{destination}: {reason_of(error)}") from error
@@ -227,7 +226,7 @@ class _Work:
         self, source: Path, destination: Path, backup: Path | None, report: Repair, progress: Progress
     ) -> None:
         self._database = source.absolute() / DATABASE
-        self._target = destination / _TARGET
+        self._target = destination / "salvage.part"
         self._part = destination / f"{DATABASE}.part"
         self._export = Export(destination / EXPORT, report)
         self._backup = None if backup is None else backup / DATABASE

@@ -172,6 +172,8 @@ class Salvage:
         plain = readable_row(row)
         try:
             self.target.execute(table.insert, plain)
+        except apsw.FullError:  # the row is not to blame, and SQLite may have rolled back
+            raise
         except apsw.Error as error:
             self.export.add(table.name, row, str(error))
             return False
