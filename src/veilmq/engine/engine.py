@@ -259,13 +259,13 @@ class Engine:
 
     def flush_polls(self, now: Instant) -> None:
         """Queue the poll counts so far for the history (each minute, and at shutdown)."""
-        self._upkeep.polls_taken(now)
+        self._upkeep.polls_begun(now)
         if self.polls:
             self._pending.append(Call(None, (RecordPolls(polls=self.polls.take()),), now))
 
     def next_due(self, now: Instant) -> Instant | None:
         """When the shell must call again even if nothing is submitted; `now` or earlier means at once."""
-        if self._pending or self._ready or self._upkeep.sweeps_on or self._credits:
+        if self._pending or self._ready or self._upkeep.has_more or self._credits:
             return now
         dues = [self._upkeep.next_sweep]
         braked = self._brake.next_due()
@@ -274,7 +274,7 @@ class Engine:
         deadline = self.waiting.next_deadline()
         if deadline is not None:
             dues.append(deadline)
-            awaited = self._upkeep.next_wake
+            awaited = self._upkeep.next_awaited_sweep
             if awaited is not None:
                 dues.append(awaited)
         return min(dues)
@@ -430,9 +430,10 @@ class Engine:
 
     def _schedule(self, now: Instant) -> None:
         """Append the maintenance commands that are due."""
-        if self._upkeep.takes_sweep(now, awaited=bool(self._parked)):
+        if self._upkeep.sweep_is_due(now, awaited=bool(self._parked)):
+            self._upkeep.sweep_begun(now)
             self._pending.append(Call(None, (Sweep(steps_max=self.limits.sweep_steps_max),), now))
-        if self._upkeep.takes_polls(now):
+        if self._upkeep.polls_are_due(now):
             self.flush_polls(now)
 
 

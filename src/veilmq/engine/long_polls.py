@@ -13,6 +13,8 @@ A receive beyond the cap may have to wait for its empty answer, too: `Brake` slo
 is a heap of due instants; the entry of a client that hung up is skipped when it is due. No message wakes these tickets:
 their answer is decided and only sent later.
 
+Messages that became available are counted for the waiters of their queue (`Credits`), until as many of these try again.
+
 Counts of receives (`Polls`), by queue, principal and minute, for the `polled` events: counted in memory and appended to
 the history once a minute; a crash loses only the current minute. Counting per principal, not per user agent, bounds the
 memory: a client can send any number of user agents.
@@ -395,9 +397,8 @@ class Unread:
 
 
 class Credits:
-    """How many messages have become available to parked receives, by queue; True while there are some.
-
-    Those of accounts that must first read their answers are withheld until then.
+    """How many messages have become available to parked receives, by queue. True if some may be received now: those of
+    accounts that must first read their answers are withheld until then.
     """
 
     __slots__ = ("_given", "_unread", "_withheld")
@@ -415,7 +416,7 @@ class Credits:
         self._given[queue] = self._given.get(queue, 0) + count
 
     def withhold(self, queue: QueueKey, count: int) -> None:
-        """The same, but nobody may receive them now."""
+        """So many more may be available, but nobody may receive them now."""
         self._withheld[queue] = self._withheld.get(queue, 0) + count
 
     def take(self) -> dict[QueueKey, int]:

@@ -13,7 +13,7 @@ from veilmq.model.outcomes import Outcome, Swept
 class Upkeep:
     """The times of one engine's own commands."""
 
-    __slots__ = ("_failed", "_limits", "_polled", "_sweep_every_us", "_swept", "store_due", "sweeps_on")
+    __slots__ = ("_failed", "_limits", "_polled", "_sweep_every_us", "_swept", "has_more", "store_due")
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -23,8 +23,8 @@ class Upkeep:
         self._failed = False
         self.store_due: Instant | None = Instant(0)
         """The earliest instant at which a lease or a delay in the store may end; None if none will."""
-        self.sweeps_on = True
-        """The last sweep left work."""
+        self.has_more = True
+        """A sweep is due at once: there was none yet, or the last one left work."""
 
     @property
     def next_sweep(self) -> Instant:
@@ -32,32 +32,34 @@ class Upkeep:
         return Instant(self._swept + self._sweep_every_us)
 
     @property
-    def next_wake(self) -> Instant | None:
-        """When one is due for receives that wait."""
+    def next_awaited_sweep(self) -> Instant | None:
+        """When a sweep is due if receives are parked; None: only when `next_sweep` is."""
         return None if self._failed else self.store_due
 
-    def takes_sweep(self, now: Instant, *, awaited: bool) -> bool:
-        """Whether a sweep is due, which the caller then begins. awaited: receives are parked."""
-        due = self.next_wake
-        if not (self.sweeps_on or (awaited and due is not None and due <= now) or now >= self.next_sweep):
-            return False
+    def sweep_is_due(self, now: Instant, *, awaited: bool) -> bool:
+        """Whether to sweep now. awaited: receives are parked."""
+        due = self.next_awaited_sweep
+        return self.has_more or (awaited and due is not None and due <= now) or now >= self.next_sweep
+
+    def sweep_begun(self, now: Instant) -> None:
+        """A sweep is in the next batch."""
         self._swept = now
-        self.sweeps_on = False
-        return True
+        self.has_more = False
 
-    def takes_polls(self, now: Instant) -> bool:
-        """Whether the counts of receives are due, which the caller then writes."""
-        since, self._polled = self._polled, now if self._polled is None else self._polled
-        return since is not None and now - since >= self._limits.polls_every_us
+    def polls_are_due(self, now: Instant) -> bool:
+        """Whether to write the counts of receives; their first interval begins with the first call."""
+        if self._polled is None:
+            self._polled = now
+        return now - self._polled >= self._limits.polls_every_us
 
-    def polls_taken(self, now: Instant) -> None:
-        """The counts are being written."""
+    def polls_begun(self, now: Instant) -> None:
+        """The counts are in the next batch."""
         self._polled = now
 
     def swept(self, outcome: Outcome) -> None:
         """What a sweep has done."""
         self._failed = type(outcome) is not Swept
         if type(outcome) is Swept:
-            self.sweeps_on = outcome.more
+            self.has_more = outcome.more
             limits = self._limits
             self._sweep_every_us = limits.snapshot_every_us if outcome.unhurried else limits.sweep_every_us

@@ -97,12 +97,13 @@ def test_the_receive_count_may_be_a_number_or_a_text() -> None:
         assert change == {"redrive": RedrivePolicy(DEAD, 3)}
 
 
-def test_redrive_policies_are_as_long_as_a_policy_at_most() -> None:
+def test_redrive_policies_have_at_most_8192_characters() -> None:
     target = json.dumps({"deadLetterTargetArn": arn(DEAD), "maxReceiveCount": 3})
     for name, text in (("RedrivePolicy", target), ("RedriveAllowPolicy", '{"redrivePermission":"denyAll"}')):
         assert settings_change(QUEUE, {name: text.ljust(8_192)}, creating=False)
-        words = f"Invalid value for the parameter {name}."
-        assert refused({name: text.ljust(8_193)}) == ("InvalidAttributeValue", words)
+        code, words = refused({name: text.ljust(8_193)})
+        assert code == ("InvalidParameterValue" if name == "RedrivePolicy" else "InvalidAttributeValue")
+        assert "over 8192 characters" in words
 
 
 @for_each(("count", "right"), [(0, False), (1, True), (2, True), (999, True), (1000, True), (1001, False)])

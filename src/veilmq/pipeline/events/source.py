@@ -84,8 +84,6 @@ class Wanted:
         if self.start not in {"first", "next"} and not OFFSET.match(self.start):
             raise OptionInvalid(f"from={self.start!r} is none of an offset, first and next.", "")
         self.until = _number(given, "until", None)
-        if self.until is not None and self.start.isdigit() and int(self.start) > self.until:
-            raise OptionInvalid(f"from={self.start} is beyond until={self.until}.", "")
         self.partition_rows = _number(given, "partitionrows", PARTITION_ROWS_DEFAULT) or 1
         self.kinds = [each.strip() for each in given["kinds"].split(",")] if "kinds" in given else None
         for kind in set(self.kinds or ()) - KINDS:
@@ -95,7 +93,13 @@ class Wanted:
             raise OptionInvalid("maxRows=0: a micro-batch needs an event.", "")
 
     def first(self) -> int:
-        """The offset to begin with. Raises HistoryGap if it was trimmed."""
+        """The offset to begin with. Raises HistoryGap if it was trimmed, OptionInvalid if it is beyond `until`."""
+        start = self._first()
+        if self.until is not None and self.until < start:
+            raise OptionInvalid(f"until={self.until} is before offset {start}, where it is to begin.", "")
+        return start
+
+    def _first(self) -> int:
         if self.start == "first":
             return self.history.hold(None)
         first, following = self.history.bounds()

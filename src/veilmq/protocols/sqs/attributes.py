@@ -117,8 +117,6 @@ def settings_change(queue: QueueKey, attributes: dict[str, str], creating: bool)
         elif name in _SETTERS:
             if name in _FIFO_ONLY and not is_fifo(queue.name):
                 raise _fifo_only(name)
-            if len(text.encode()) > limits.POLICY_BYTES_MAX:  # megabytes of JSON would take seconds
-                raise _bad_value(name)
             _SETTERS[name](change, text, queue)
         elif name == "FifoQueue":
             _check_fifo(text, queue, creating)
@@ -249,6 +247,9 @@ def _set_redrive(change: SettingsChange, text: str, queue: QueueKey) -> None:
 
 
 def _redrive_object(text: str) -> dict[str, Any]:
+    if len(text) > limits.REDRIVE_CHARACTERS_MAX:  # JSON of megabytes would take seconds
+        reason = f"Redrive policy is over {limits.REDRIVE_CHARACTERS_MAX} characters."
+        raise invalid_value("RedrivePolicy", text, reason)
     try:
         value = msgspec.json.decode(text)
     except (ValueError, RecursionError):
@@ -269,6 +270,8 @@ def _set_redrive_allow(change: SettingsChange, text: str, queue: QueueKey) -> No
     if not text:
         change["redrive_allow"] = None
         return
+    if len(text) > limits.REDRIVE_CHARACTERS_MAX:
+        raise _bad_redrive_allow(f", as it is over {limits.REDRIVE_CHARACTERS_MAX} characters.")
     try:
         policy = msgspec.json.decode(text, type=_RedriveAllow)
     except (ValueError, RecursionError):
