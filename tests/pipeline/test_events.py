@@ -285,7 +285,7 @@ class TestBadInput:
 
     def test_spark_says_it_too(self, spark: Any, exported: Path) -> None:
         with pytest.raises(OptionInvalid, match="until=8 is before offset 9, where it is to begin"):
-            load(spark, path=str(exported), **{"from": "9", "until": "8"})
+            Wanted({"path": str(exported), "from": "9", "until": "8"}).first()
         with pytest.raises(Exception, match=r"OptionInvalid.*one of the options server and path"):
             load(spark).count()
 

@@ -261,6 +261,7 @@ def made_beside(place: Path) -> Iterator[Path]:
     check_vacant(place)
     part = (place := place.resolve()).with_name(f".{place.name}.part")
     with _alone_in(part, place):
+        check_vacant(place)  # another process may have ended since
         beside = part / place.name
         shutil.rmtree(beside, ignore_errors=True)  # of a process that died
         beside.mkdir(mode=0o700)
@@ -278,15 +279,26 @@ def _alone_in(directory: Path, destination: Path) -> Iterator[None]:
     """Create the directory if it is missing, and let no other process write there meanwhile. Raises DestinationTaken,
     OSError."""
     directory.mkdir(mode=0o700, exist_ok=True)
+    taken = DestinationTaken(f"another process is writing {destination}")
     try:
         own = take_directory(directory)
-    except DirectoryHeld:
-        raise DestinationTaken(f"another process is writing {destination}") from None
+    except (DirectoryHeld, FileNotFoundError):
+        raise taken from None
     try:
+        if own is not None and not _is_there(directory, own):
+            raise taken
         yield
     finally:
         if own is not None:
             os.close(own)
+
+
+def _is_there(directory: Path, own: int) -> bool:
+    """Whether the open directory still has its name: another process may have removed it before it was locked."""
+    try:
+        return os.path.samestat(os.fstat(own), directory.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _copy(database: Path, part: Path, progress: Progress, is_owner: bool, exactly: bool) -> None:
