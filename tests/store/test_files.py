@@ -10,7 +10,7 @@ import pytest
 
 from veilmq.store.directory import DataDirectory, DestinationTaken
 from veilmq.store.files import durable_write, make_directory, take_name
-from veilmq.store.sqlite.tools.backup import made_beside
+from veilmq.store.sqlite.tools.backup import made, made_beside
 
 
 @pytest.fixture
@@ -35,19 +35,27 @@ def take(path: Path, content: bytes) -> None:
 
 
 def test_a_directory_is_made_in_the_place_of_an_empty_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where it is called by a dot, or by a link; and by one process at a time."""
+    """Also where it is called by a dot, or by a link; by one process at a time; a stranger's link is not followed."""
     (tmp_path / "empty").mkdir()
     (tmp_path / "link").symlink_to("empty")
     monkeypatch.chdir(tmp_path / "empty")
     for place in (Path(), tmp_path / "link"):
         with made_beside(place) as beside:
             (beside / "file").touch()
-            with pytest.raises(DestinationTaken, match="another process is writing"), made_beside(place):
-                pass
+            for make in (made, made_beside):
+                with pytest.raises(DestinationTaken, match="another process is writing"), make(place), make(place):
+                    pass
         assert [each.name for each in (tmp_path / "empty").iterdir()] == ["file"]
         with pytest.raises(DestinationTaken, match="exists already"), made_beside(tmp_path / "empty"):
             pass
         (tmp_path / "empty" / "file").unlink()
+    kept = tmp_path / "victim" / "new" / "file"
+    kept.parent.mkdir(parents=True)
+    kept.touch()
+    (tmp_path / ".new.part").symlink_to("victim")
+    with pytest.raises(FileExistsError), made_beside(tmp_path / "new"):
+        pass
+    assert kept.exists()
 
 
 @pytest.mark.parametrize(

@@ -255,7 +255,7 @@ def test_a_wal_without_its_database_is_no_new_start(stage: Stage) -> None:
     database.with_name("committed").unlink()
     part = database.with_name("veilmq.db.part")
     part.touch()  # as of a killed backup or repair
-    with pytest.raises(NotOurs, match=r"veilmq.db.part is a copy or a repair that did not end: make it again"):
+    with pytest.raises(NotOurs, match=r"veilmq.db.part is a copy or a repair that did not end: make another"):
         SqliteStore(database.parent, SMALL)
     part.unlink()
     stage.open()

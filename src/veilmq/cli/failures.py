@@ -86,6 +86,10 @@ def refuse_remains(directory: Path) -> None:
     from veilmq.store.directory import COMMITTED, DATABASE, REDO, holder_of
 
     database, log = directory / DATABASE, directory / REDO
+    part = directory / f"{DATABASE}.part"
+    if not database.exists() and part.exists():
+        advice = "Wait for it, or run it again into an empty directory."
+        raise Failure(Exit.DIRECTORY, f"{part} is of a copy or a repair that has not ended", advice)
     remains = _has_content(directory / f"{DATABASE}-wal") or _has_content(log) or (directory / COMMITTED).exists()
     if not database.exists() and remains:
         advice = "Restore all files as of one moment, or a backup; or see what `veilmq check --repair` brings back."

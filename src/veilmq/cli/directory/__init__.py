@@ -119,7 +119,7 @@ def check(data: Path, *, as_json: bool, access: HttpAccess | None = None) -> Exi
             report = msgspec.convert(_through(access, "/api/v1/check", {}), Report)
         except msgspec.ValidationError as error:
             raise Failure(Exit.ADDRESS, f"the server's report is none of this release: {error}") from None
-        return _say_checked(report, data, as_json=as_json)
+        return _say_checked(report, None, as_json=as_json)
     database = _database(data)
     try:
         with bar() as advance:
@@ -144,12 +144,13 @@ def _closed(data: Path) -> str:
     return f"{data} cannot be written by this user, or is read-only: copy all of it elsewhere, and look there."
 
 
-def _say_checked(report: Report, data: Path, *, as_json: bool) -> Exit:
+def _say_checked(report: Report, data: Path | None, *, as_json: bool) -> Exit:
     print(msgspec.json.encode(report).decode() if as_json else _shown(report, data))
     return Exit.WRONG if report.problems_count else Exit.DONE
 
 
-def _shown(report: Report, data: Path) -> str:
+def _shown(report: Report, data: Path | None) -> str:
+    """data: the directory, if it is here."""
     counted = (
         f"{report.queues} queues, {report.messages} messages ({report.body_bytes} bytes), {report.leases} leases, "
         f"{report.events} events from offset {report.history_first_offset} on"
@@ -168,10 +169,10 @@ def _shown(report: Report, data: Path) -> str:
         lines.append(f"and {more} more")
     lines.append("everything is in order" if not report.problems_count else f"{report.problems_count} problems")
     if any(problem.kind != "quarantine" for problem in report.problems):
-        if (data / MEMBER_FILE).exists():
+        if data is not None and (data / MEMBER_FILE).exists():
             lines.append(
                 "this is a copy of a cluster's data: start that server with an empty directory, which is filled again; "
-                "the rest is for a cluster that is lost"
+                "repair only if the whole cluster is lost"
             )
         lines.append(f"what can be had, in a new directory: {REPAIR}")
     return "\n".join(lines)

@@ -161,6 +161,9 @@ def open_writer(path: Path, options: Options, *, trusting: bool = False) -> apsw
     connection: apsw.Connection | None = None
     try:
         noted = last_commit.read(committed)
+        part = path.with_name(f"{path.name}.part")
+        if options.schema is None and part.exists() and _is_empty(path):
+            raise NotOurs(f"{part} is a copy or a repair that did not end: make another, in an empty directory")
         connection = connect(path, options, statements=_STATEMENTS)
         if trusting:
             trust_pages(connection)
@@ -174,8 +177,6 @@ def open_writer(path: Path, options: Options, *, trusting: bool = False) -> apsw
                 raise NotOurs(losses[0])
         elif (left := _left_alone(log, committed, noted)) is not None:
             raise _orphaned(path, left)
-        elif options.schema is None and (part := path.with_name(f"{path.name}.part")).exists():
-            raise NotOurs(f"{part} is a copy or a repair that did not end: make it again, in an empty directory")
         else:
             schema.give_checksums(connection, options.schema or schema.VERSION)
         _configure(connection, options)

@@ -11,7 +11,9 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from errno import EEXIST
 from pathlib import Path
+from stat import S_ISDIR
 from typing import Any, Final
 
 import apsw
@@ -244,6 +246,7 @@ def made(destination: Path) -> Iterator[None]:
     check_vacant(destination)
     is_new = not destination.exists()
     with _alone_in(destination, destination):
+        check_vacant(destination)  # another process may have ended since
         destination.chmod(0o700)
         try:
             yield
@@ -261,11 +264,12 @@ def made_beside(place: Path) -> Iterator[Path]:
     check_vacant(place)
     part = (place := place.resolve()).with_name(f".{place.name}.part")
     with _alone_in(part, place):
-        check_vacant(place)  # another process may have ended since
+        _check_own(part)
         beside = part / place.name
-        shutil.rmtree(beside, ignore_errors=True)  # of a process that died
-        beside.mkdir(mode=0o700)
         try:
+            check_vacant(place)  # another process may have ended since
+            shutil.rmtree(beside, ignore_errors=True)  # of a process that died
+            beside.mkdir(mode=0o700)
             yield beside
             sync_tree(beside)
             beside.rename(place)
@@ -278,11 +282,12 @@ def made_beside(place: Path) -> Iterator[Path]:
 def _alone_in(directory: Path, destination: Path) -> Iterator[None]:
     """Create the directory if it is missing, and let no other process write there meanwhile. Raises DestinationTaken,
     OSError."""
-    directory.mkdir(mode=0o700, exist_ok=True)
     taken = DestinationTaken(f"another process is writing {destination}")
+    with suppress(FileExistsError):
+        directory.mkdir(mode=0o700)
     try:
         own = take_directory(directory)
-    except (DirectoryHeld, FileNotFoundError):
+    except (DirectoryHeld, FileNotFoundError):  # the other one may have ended since
         raise taken from None
     try:
         if own is not None and not _is_there(directory, own):
@@ -291,6 +296,14 @@ def _alone_in(directory: Path, destination: Path) -> Iterator[None]:
     finally:
         if own is not None:
             os.close(own)
+
+
+def _check_own(directory: Path) -> None:
+    """Raises FileExistsError if somebody else made the directory, or could write to it, or it is a link: what is in it
+    will be removed."""
+    status = directory.lstat()
+    if not S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        raise FileExistsError(EEXIST, os.strerror(EEXIST), str(directory))
 
 
 def _is_there(directory: Path, own: int) -> bool:
