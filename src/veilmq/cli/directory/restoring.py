@@ -9,6 +9,7 @@ import re
 import sys
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import Final
 
 import msgspec
@@ -90,19 +91,19 @@ def restore(destination: Path, place: str, to: str | None, *, as_json: bool) -> 
     except ValueError:
         raise Failure(Exit.USAGE, f"--to: expected an instant such as 2026-01-31T12:00:00Z, not {to!r}") from None
     check_directory(destination, "DIR", beside=True)
-    advice = ""
     try:
         with made_beside(destination) as beside:
-            source = source_at(place)
-            if isinstance(source, DirectorySource):
-                advice = f"If it is damaged, see what can be had: veilmq check --data {place} --repair {destination}"
-            restored = restore_into(source, until, beside, partial(open_follower, options=_OPTIONS))
+            restored = restore_into(source_at(place), until, beside, partial(open_follower, options=_OPTIONS))
             renew(beside / DATABASE)
             with bar() as advance:
                 report = check_database(beside / DATABASE, advance, is_owner=True)
     except DestinationTaken as error:
         raise Failure(Exit.USAGE, str(error), "Name a directory that is empty or not there yet.") from None
     except SourceUnusable as error:
+        advice = ""
+        if isinstance(error.__cause__, DatabaseFailed | Diverged) and Path(place).is_dir():
+            repair = f"veilmq check --data {quote(place)} --repair {quote(str(destination))}"
+            advice = f"If it is damaged, see what can be had: {repair}"
         raise Failure(Exit.WRONG, f"nothing can be restored from {_shown_place(place)}: {error}", advice) from None
     except (NotOurs, SchemaRefused, SqliteTooOld) as error:
         raise Failure(Exit.DIRECTORY, str(error)) from None
