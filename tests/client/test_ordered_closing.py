@@ -550,7 +550,7 @@ def test_a_commit_whose_answer_was_lost_is_not_made_twice(sides: Sides, tmp_path
 def test_a_loop_that_waits_ends_at_once(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("veilmq.client.ordered.LOOK_SECONDS", 3_000)
 
-    def ends(queue: Asked, receiver: OrderedReceiver | OrderedQueue) -> None:
+    def ends(queue: Asked, receiver: OrderedReceiver | Queue) -> None:
         handled: list[int] = []
         loop = thread(lambda: handled.append(run(receiver, lambda message: None)))
         assert queue.asked.wait(20)
@@ -559,9 +559,12 @@ def test_a_loop_that_waits_ends_at_once(sides: Sides, monkeypatch: pytest.Monkey
         assert handled == [0]
         assert run(receiver, lambda message: None) == 0
 
-    queue, again = Asked(sides.queue), Asked(sides.queue)
+    queue = Asked(sides.queue)
     ends(queue, sides.receiver(queue))
-    ends(again, OrderedQueue(again, receive_storage=sides.storage("both"), clock=sides.embedded.clock))
+    for name, wrapped in (("both", lambda ordered: ordered), ("inner", Wrapping)):
+        again = Asked(sides.embedded.account.queue(sides.queue.name))
+        ordered = OrderedQueue(again, receive_storage=sides.storage(name), clock=sides.embedded.clock)
+        ends(again, wrapped(ordered))
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -885,7 +885,9 @@ def test_a_failing_handler_blocks(place: Place) -> None:
         if len(tries) in (2, 3):
             raise RuntimeError("not today")
 
-    assert run(place.receiver(), handler, retry_delay=0, idle=0.01) == 3
+    receiver = place.receiver()
+    assert run(receiver, handler, idle=-1) == 0
+    assert run(receiver, handler, retry_delay=0, idle=0.01) == 3
     assert tries == ["1", "2", "2", "2", "3"]
 
 
@@ -1018,6 +1020,10 @@ def test_it_is_a_queue(place: Place) -> None:
     (second,) = queue.receive()
     queue.release(second.handle)
     assert drain(queue) == ["2", "3"]
+    queue.send("4")
+    handled: list[Ordered] = []
+    assert run(Wrapping(Wrapping(queue)), handled.append, idle=0.01) == 1
+    assert [message.number for message in handled] == [4]
     queue.close()
 
 

@@ -284,7 +284,7 @@ def test_a_crash_while_writing_leaves_the_state_before(tmp_path: Path) -> None:
 def test_the_object_of_a_holder_that_died_before_its_first_save_hides_nothing(
     tmp_path: Path, clock: MovableClock
 ) -> None:
-    first = ObjectStorage(f"file://{tmp_path}/numbers", clock=clock)
+    first = ObjectStorage(tmp_path / "numbers", clock=clock)
     first.acquire()
     first.save(b"[1]")
     first.release()

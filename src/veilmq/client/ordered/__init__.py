@@ -18,7 +18,6 @@ nothing is done twice, wherever the process dies.
 """
 
 import logging
-import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -138,6 +137,11 @@ class OrderedQueue(Wrapping):
             ttl=False,
         )
 
+    @property
+    def closed(self) -> bool:
+        """Whether the receiving side or the queue is closed."""
+        return super().closed or (self._receiver is not None and self._receiver.closed)
+
     def send(self, message: str | Message) -> Sent:
         return replace(self.sender.send(message), handle=None)
 
@@ -203,7 +207,7 @@ class OnFailure(StrEnum):
 
 
 def run(
-    receiver: OrderedReceiver | OrderedQueue,
+    receiver: OrderedReceiver | Queue,
     handler: Callable[[Ordered], object],
     *,
     on_failure: OnFailure | str = OnFailure.BLOCK,
@@ -213,15 +217,16 @@ def run(
     idle: float | None = None,
 ) -> int:
     """Call `handler` for each message in order until `stop` is set, the receiver is closed, or nothing came for `idle`
-    seconds (None: for ever). Returns how many it handled. Of an `OrderedQueue` its receiver. Raises ParameterInvalid,
-    the errors of `receive`, `delete` and `dead_letters.send`, and with OnFailure.RAISE the handler's.
+    seconds (None: for ever). Returns how many it handled. receiver: also an `OrderedQueue`, or a queue around one.
+    Raises ParameterInvalid, CapabilityMissing without a receive_storage, the errors of `receive`, `delete` and
+    `dead_letters.send`, and with OnFailure.RAISE the handler's.
 
     If the receiver is closed while a handler works, its message is not acknowledged: the next receiver gets it again.
     """
-    receiver = _receiver_of(receiver)
+    source = _in_order(receiver)
     checks.function(handler, "handler")
     checks.not_negative(retry_delay, "retry_delay")
-    checks.seconds(0 if idle is None else idle, "idle", 0, math.inf)
+    checks.remaining(0 if idle is None else idle, "idle")
     policy = _policy(on_failure, dead_letters)
     stop = threading.Event() if stop is None else stop
     checks.object_with(stop, "stop", "is_set")
@@ -229,20 +234,23 @@ def run(
     quiet = 0.0
     while not stop.is_set() and (idle is None or quiet < idle):
         look = LOOK_SECONDS if idle is None else min(LOOK_SECONDS, idle)
-        messages = _next(receiver, look)
+        messages = _next(source, look)
         if messages is None:
             break
         quiet = 0.0 if messages else quiet + look
         for message in messages:
-            handled += _handled(receiver, message, handler, policy, retry_delay, dead_letters)
+            handled += _handled(source, message, handler, policy, retry_delay, dead_letters)
     return handled
 
 
-def _receiver_of(given: Any) -> OrderedReceiver:
-    found = given.receiver if isinstance(given, OrderedQueue) else given
+def _in_order(given: Any) -> Any:
+    """As given. Raises ParameterInvalid if its messages do not come from an OrderedReceiver; CapabilityMissing."""
+    found = given
+    while isinstance(found, Wrapping):
+        found = found.receiver if isinstance(found, OrderedQueue) else found.inner
     if isinstance(found, OrderedReceiver):
-        return found
-    reason = f"must be an OrderedReceiver or an OrderedQueue, not {type(given).__name__}"
+        return given
+    reason = f"must be an OrderedReceiver, an OrderedQueue or a queue around one, not {type(given).__name__}"
     raise ParameterInvalid(parameter="receiver", reason=reason)
 
 

@@ -242,7 +242,7 @@ class ObjectStorage(OwnedStorage):
 
     def __init__(
         self,
-        url: str,
+        url: str | os.PathLike[str],
         *,
         filesystem: Any = None,
         clock: Clock = SYSTEM,
@@ -252,7 +252,7 @@ class ObjectStorage(OwnedStorage):
         """url: such as s3://bucket/orders/sender. filesystem: an existing fsspec file system; else `options` go to
         fsspec. hold_seconds: after this long without a renewal another process may take over.
         """
-        self._url = checks.text(url, "url")
+        self._url = url = checks.text(os.fspath(url) if isinstance(url, os.PathLike) else url, "url")
         if filesystem is None:
             import fsspec
 
