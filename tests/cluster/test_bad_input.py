@@ -5,18 +5,20 @@ import secrets
 import socket
 import ssl
 import subprocess
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import httpx
 import pytest
 from botocore.exceptions import ClientError
 from psycopg.conninfo import make_conninfo
+from tests.cluster.conftest import Clock, Cluster
 from tests.cluster.test_serving import Client, Servers, ready, run, servers
 from tests.support.commands import Run
 from tests.support.postgres import Pair, Programs, Server, until
 
 from veilmq.cluster.postgres import Postgres, Uncertain
+from veilmq.cluster.postgres.ownership import StillOwned
 from veilmq.cluster.postgres.schema import init
 from veilmq.cluster.tls import in_words
 from veilmq.engine.directory import STATE_FORMAT
@@ -141,16 +143,32 @@ def test_a_postgresql_that_is_not_there_yet_is_waited_for(own_pair: Pair, tmp_pa
 
 
 def test_a_missing_standby_is_named(own_pair: Pair, run: Run) -> None:
-    init(Postgres(own_pair.dsn), state_format=STATE_FORMAT)
+    shard = init(Postgres(own_pair.dsn), state_format=STATE_FORMAT)
+    name = own_pair.standby.name
     own_pair.standby.stop()
     until(lambda: own_pair.primary.query("select count(*) from pg_stat_replication") == [(0,)])
-    waits = f": it waits for its standby {own_pair.standby.name}, which was not connected"
+    waits = f": it waits for its standby {name}, which was not connected"
     with pytest.raises(Uncertain, match=f"within 1 s{waits}; .* may have been done all the same"):
         init(Postgres(own_pair.primary.dsn, seconds_max=1.0), state_format=STATE_FORMAT, keep_us=1)
-    shown = run("cluster", "status", "--cluster", own_pair.primary.dsn)
-    assert f"standby   none confirms commits: every client waits for {own_pair.standby.name}" in shown.out.splitlines()
+
+    def says(missing: str) -> bool:
+        shown = run("cluster", "status", "--cluster", own_pair.primary.dsn)
+        return f"standby   commits are not confirmed: every client waits for {missing}" in shown.out.splitlines()
+
+    assert says(name)
     # What that `init` has locked stays locked.
-    assert waits in run("cluster", "drain", "one", "--cluster", own_pair.primary.dsn).err
+    timed_out = f"canceling statement due to lock timeout, perhaps behind a commit{waits}"
+    assert timed_out in run("cluster", "drain", "one", "--cluster", own_pair.primary.dsn).err
+    with closing(Cluster(own_pair, shard)) as cluster:
+        candidate = cluster.candidate("one", Clock())
+        candidate.look()
+        with pytest.raises(StillOwned, match=f"^an append of the owner is under way: {timed_out}$"):
+            candidate.take_over()
+    own_pair.primary.set("synchronous_standby_names", f'ANY 1 ("{name}", zz)')
+    until(lambda: says(f"{name} or zz"))
+    own_pair.primary.set("synchronous_standby_names", f"FIRST 2 ({name.upper()}, zz)")
+    own_pair.standby.start()
+    until(lambda: says("zz"))
 
 
 def test_peers_of_another_secret_are_not_ready_and_say_why(servers: Servers) -> None:

@@ -336,7 +336,7 @@ class Status(msgspec.Struct, kw_only=True):
     """Directory to which `veilmq cluster export` takes or took the data; empty: it is here."""
     standbys: list[Standby]
     missing: str = ""
-    """The standbys that must confirm commits, if none of them is connected: every client waits for one."""
+    """The standbys that every client waits for: too few of those that must confirm commits are connected."""
     servers: list[Registered]
     """All that belong to the cluster, by name."""
 

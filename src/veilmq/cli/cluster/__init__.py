@@ -133,7 +133,7 @@ def _show(found: Status) -> None:
     if any(not standby.sync for standby in found.standbys):
         print("standby   grant pg_monitor to this role, so that it sees which of them confirm commits")
     if found.missing:
-        print(f"standby   none confirms commits: every client waits for {found.missing}")
+        print(f"standby   commits are not confirmed: every client waits for {found.missing}")
     elif not found.standbys:
         print("standby   none: losing PostgreSQL's machine loses messages")
     for server in found.servers:

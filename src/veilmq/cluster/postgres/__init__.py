@@ -8,6 +8,7 @@ A commit whose wait for the standby is cancelled succeeds with a mere warning. S
 remarked, and whoever needs certainty asks `Session.certain`.
 """
 
+import re
 import select
 import threading
 from collections.abc import Iterator, Sequence
@@ -56,8 +57,8 @@ _STATE: Final = """
            current_setting('fsync'),
            current_setting('full_page_writes'),
            coalesce(current_setting('transaction_timeout', true), '0'),
-           (select case when count(*) = count(sync_state) then count(*) filter (where sync_state <> 'async') end
-            from pg_stat_replication)
+           (select case when count(*) = count(sync_state) then coalesce(array_agg(lower(application_name))
+                   filter (where sync_state <> 'async'), '{}') end from pg_stat_replication)
 """
 _CHOSEN: Final = "select " + ", ".join(f"current_setting('{name}')" for name in _SETTINGS)
 
@@ -104,7 +105,7 @@ class Session(psycopg.Connection[tuple[Any, ...]]):
     timeline: int = 0
     """The primary's timeline when it was checked last."""
     missing: str = ""
-    """The standbys that must confirm commits, if none of them was connected when that was checked last."""
+    """The standbys that a commit waited for when that was checked last: too few of them were connected."""
 
     def __init__(self, pgconn: pq.abc.PGconn, row_factory: RowFactory[tuple[Any, ...]] = tuple_row) -> None:
         self._closing = False
@@ -125,7 +126,7 @@ class Session(psycopg.Connection[tuple[Any, ...]]):
         except psycopg.errors.LockNotAvailable as error:
             if not self.missing:
                 raise
-            raise psycopg.errors.LockNotAvailable(f"another commit is not confirmed{self._waits}") from error
+            raise psycopg.errors.LockNotAvailable(f"{text_of(error)}, perhaps behind a commit{self._waits}") from error
         except BaseException as error:
             self._closing |= not isinstance(error, Exception)  # Ctrl-C: no rollback may follow on this connection
             raise
@@ -306,7 +307,7 @@ class Postgres:
         """Look again at what an operator may have changed. Raises Unfit; psycopg's errors if the session is lost."""
         row = session.execute(_STATE, prepare=True).fetchone()
         assert row is not None
-        standby, timeline, system, names, fsync, full_pages, transaction_timeout, confirming = row
+        standby, timeline, system, names, fsync, full_pages, transaction_timeout, connected = row
         if standby:
             raise IsStandby("this PostgreSQL is a standby: name the primary")
         session.timeline = int(timeline, 16)
@@ -315,7 +316,7 @@ class Postgres:
             raise Unfit(
                 "no standby confirms commits: set synchronous_standby_names in PostgreSQL, or start with --single-copy"
             )
-        session.missing = names if confirming == 0 else ""
+        session.missing = "" if connected is None else _missing(names, connected)
         if fsync != "on":
             raise Unfit("PostgreSQL does not sync its files: set fsync = on")
         if full_pages != "on":
@@ -403,6 +404,16 @@ def _refusal(error: psycopg.OperationalError) -> ClusterError:
     if any(said in text for said in ("invalid port number", "invalid integer value", "value: ")) and "invalid " in text:
         return Unfit(f"correct the connection string: {text}")
     return Unreachable(f"PostgreSQL cannot be reached: {text}")
+
+
+def _missing(setting: str, connected: Sequence[str]) -> str:
+    """Which standbys a commit waits for, by synchronous_standby_names; connected: those it names, in lower case."""
+    counted = re.fullmatch(r"(?:(?:first|any)\s+)?(\d+)\s*\((.*)\)", setting, re.IGNORECASE | re.DOTALL)
+    required, listed = (int(counted[1]), counted[2]) if counted else (1, setting)
+    lacking = required - len(connected)
+    names = [quoted or plain for quoted, plain in re.findall(r'"([^"]+)"|([^\s,"]+)', listed)]
+    absent = [name for name in names if name.lower() not in connected]
+    return (" or " if lacking < len(absent) else " and ").join(absent) if lacking > 0 else ""
 
 
 def text_of(error: Exception) -> str:

@@ -261,7 +261,7 @@ class Candidate(Connected):
                     refuse_moved(shard)
                 epoch = raise_epoch(session, shard, self.server)
         except psycopg.errors.LockNotAvailable as error:
-            raise StillOwned("an append of the owner is under way") from error
+            raise StillOwned(f"an append of the owner is under way: {text_of(error)}") from error
         except psycopg.Error as error:
             self.close()
             raise Unreachable(f"PostgreSQL did not take the take-over: {text_of(error)}") from error
