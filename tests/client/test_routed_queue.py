@@ -22,6 +22,7 @@ from veilmq.model.errors import MessageGone, ParameterInvalid, QueueExists, Rece
 from veilmq.model.instant import SECOND_US
 from veilmq.model.settings.queue import LeasePlan
 from veilmq.testing.client_contract import for_each
+from veilmq.testing.client_contract.stage import Text
 
 SPLIT = [
     {"types": ["thumbnail"], "visibility_timeout": 30},
@@ -51,13 +52,15 @@ class TestCreate:
         assert routed.name == "jobs"
 
     def test_the_queues_of_a_fifo_queue_are_fifo(self, embedded: EmbeddedClient) -> None:
-        queue = RoutedQueue.create(embedded.account, "orders.fifo", SPLIT)
+        tagged = Template(tags={Text("team"): Text("a")})
+        queue = RoutedQueue.create(embedded.account, "orders.fifo", SPLIT, template=tagged)
         assert {route.queue.capabilities.native_fifo for route in queue.routes.values()} == {True}
 
     def test_the_next_split_finds_the_same_queues(self, embedded: EmbeddedClient, routed: RoutedQueue) -> None:
         routed.send(Message("x", type="film"))
         split = [{"types": ["audio", "film"], "visibility_timeout": 5000}]
-        again = RoutedQueue.create(embedded.account, "jobs", split)
+        again = RoutedQueue.create(embedded.account, Text("jobs"), split)
+        assert str(again.name) == "jobs"
         (message,) = again.receive()
         assert message.lease_end - embedded.clock.monotonic() == pytest.approx(5000, abs=60)
         assert again.receive(lease=1) == []

@@ -42,6 +42,7 @@ from veilmq.model.errors import (
     VeilError,
 )
 from veilmq.testing.client_contract import for_each
+from veilmq.testing.client_contract.stage import Text
 
 NAMES = ["a", "b", "c"]
 _buckets = itertools.count()
@@ -112,14 +113,15 @@ class TestPublish:
         assert calls == [7, 7, 7]
 
     def test_tags(self, account: Account, definitions: Definitions) -> None:
-        topic = create_pull_topic(
-            account, "news", NAMES, definitions=definitions, create_queues=True,
-            tags={"a": ["sport"], "b": ["sport", "weather"]},
-        )  # fmt: skip
+        names: Any = iter(NAMES)
+        tags: Any = {"a": iter([Text("sport")]), "b": ["sport", "weather"]}
+        topic = create_pull_topic(account, "news", names, definitions=definitions, create_queues=True, tags=tags)
         for body, tag in (("goal", "sport"), ("rain", "weather"), ("other", "money"), ("plain", None)):
             topic.publish(Message(body, tag=tag))
         assert bodies(account, *NAMES) == [["goal"], ["goal", "rain"], ["goal", "rain", "other", "plain"]]
         assert topic.publish(Message("x", tag="money"), to=["a"]).sent == {}
+        one: Any = iter([Text("b")])
+        assert set(topic.publish(Message("x", tag="sport"), to=one).sent) == {"b"}
 
     def test_subscriptions_called_otherwise_than_their_queues(self, account: Account, definitions: Definitions) -> None:
         topic = create_pull_topic(

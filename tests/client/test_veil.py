@@ -28,6 +28,7 @@ from veilmq.model.errors import (
     ReceiptInvalid,
 )
 from veilmq.testing.client_contract import for_each
+from veilmq.testing.client_contract.stage import Text
 from veilmq.testing.local import ServerProcess, port_kept
 
 pytestmark = pytest.mark.slow
@@ -269,7 +270,7 @@ def test_settings_and_their_dead_letters(account: VeilAccount, name: str) -> Non
     account.create(f"{name}-dead")
     template = Template(
         visibility_timeout=5, delay=1, retention=3_600, wait=2, dead_letter_queue=f"{name}-dead", receive_count_max=3,
-        tags={"team": "a"},
+        tags={Text("team"): Text("a")},
     )  # fmt: skip
     assert account.create(name, template)
     assert not account.create(name, template)

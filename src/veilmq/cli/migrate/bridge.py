@@ -145,7 +145,7 @@ class _Side:
             self._owner = ("amqp", parameters.virtual_host)
             self.origin = f"amqp {parts.hostname}:{parts.port} {parts.path} {name}"
         else:
-            address = parse_url(url, others=("amqp", "amqps"))
+            address = parse_url(url, also_named=("amqp", "amqps"))
             name, create = address.queue, address.create
             self._places, self._owner = _places(address), (address.kind, address.account, address.key)
             self._account = EmbeddedAccount

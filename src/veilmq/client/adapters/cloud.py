@@ -263,7 +263,6 @@ def creation_attributes(name: str, template: Template, arn_of: Callable[[str], s
 
     Raises ParameterInvalid naming the template's field, and what `arn_of` raises.
     """
-    checks.text(name, "name")
     dead = template.dead_letter_queue
     dead_letter_arn = None if dead is None else arn_of(checks.text(dead, "dead_letter_queue"))
     attributes = {}

@@ -90,8 +90,8 @@ _AUTHORITY: Final = re.compile("[^/?#]*")
 SCHEMES: Final = tuple(scheme for scheme in _FORMS if scheme != "embedded")
 
 
-def parse_url(url: str, others: tuple[str, ...] = ()) -> Address:
-    """The address that a URL names. others: schemes that the caller takes too. Raises ParameterInvalid("url")."""
+def parse_url(url: str, also_named: tuple[str, ...] = ()) -> Address:
+    """The address that a URL names. also_named: schemes that only the error's text adds. Raises ParameterInvalid."""
     if _ESCAPE.search(url) or not url.isprintable() or " " in url:
         raise _wrong("spaces, control characters and the percent sign itself must be percent-encoded")
     try:
@@ -100,7 +100,7 @@ def parse_url(url: str, others: tuple[str, ...] = ()) -> Address:
         raise _wrong("an IPv6 address needs brackets, and brackets elsewhere must be percent-encoded") from None
     kind = parts.scheme
     if kind not in SCHEMES:
-        raise _wrong(f"must begin with {', '.join(f'{scheme}://' for scheme in (*SCHEMES, *others))}")
+        raise _wrong(f"must begin with {', '.join(f'{scheme}://' for scheme in (*SCHEMES, *also_named))}")
     if "#" in url or not url[len(kind) :].startswith("://"):
         raise _wrong(f"must look like {kind}://...; a # in it must be written %23")
     if kind == "veil" and not parts.netloc:

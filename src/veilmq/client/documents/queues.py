@@ -246,7 +246,7 @@ class BigMessageSizeQueue(MessageQueue):
     ) -> None:
         """deadLetterQueue: where messages go whose object is missing or damaged; without one they stay in the queue and
         come again."""
-        checks.text(ossClient, "ossClient")
+        ossClient = checks.text(ossClient, "ossClient")
         with ExitStack() as undo:
             inner = undo.enter_context(queue_of(cq, parameter="cq"))
             if deadLetterQueue is not None:

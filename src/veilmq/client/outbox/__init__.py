@@ -85,7 +85,7 @@ class Outbox:
         whole = as_message(message)
         text_bytes(whole.body)
         if deduplication_id is not None:
-            checks.text(deduplication_id, "deduplication_id")
+            deduplication_id = checks.text(deduplication_id, "deduplication_id")
         identity = deduplication_id or whole.deduplication_id or secrets.token_hex(16)
         if len(identity) > ID_CHARACTERS_MAX:
             reason = f"must have at most {ID_CHARACTERS_MAX} characters"
@@ -230,7 +230,7 @@ class Relay(Closing, Anew):
 
     def retry(self, identity: str) -> bool:
         """Try a failed row again; False if there is none with that id. Raises ParameterInvalid."""
-        checks.text(identity, "identity")
+        identity = checks.text(identity, "identity")
         statement = f"UPDATE {self._outbox.table} SET failure = NULL WHERE id = ? AND failure IS NOT NULL"
         with self._alone(), self._connection.transaction() as cursor:
             return bool(self._outbox.run(cursor, statement, (identity,)).rowcount == 1)

@@ -103,7 +103,7 @@ class RoutedQueue(Closing):
         ParameterInvalid for an invalid split, before anything is created; else what `Account.create` raises.
         """
         checks.object_with(account, "account", "create")
-        checks.text(base_name, "base_name")
+        base_name = checks.text(base_name, "base_name")
         groups = [_group(place, entry) for place, entry in enumerate(checks.batch(split, "split"))]
         seen: set[str] = set()
         for place, (types, _) in enumerate(groups):

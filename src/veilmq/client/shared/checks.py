@@ -109,7 +109,7 @@ def batch(value: Iterable[T], parameter: str = "messages") -> Sequence[T]:
     """The entries of a batch; those of an iterator as a list. Raises ParameterInvalid for a str, which Python treats as
     a sequence of characters, and for anything that is not a collection."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
-        raise ParameterInvalid(parameter=parameter, reason=f"must be a list, not {type(value).__name__}")
+        raise ParameterInvalid(parameter=parameter, reason=f"must be a collection, not {type(value).__name__}")
     return value if isinstance(value, Sequence) else list(value)
 
 
@@ -188,7 +188,7 @@ def handle(value: Any) -> str:
         raise ReceiptInvalid(reason=f"it is no str but a {type(value).__name__}")
     if not value:
         raise ReceiptInvalid(reason="it is empty")
-    return value
+    return str.__str__(value)
 
 
 def received(value: Any, parameter: str) -> Received:
@@ -203,23 +203,26 @@ def template(value: Any) -> Template:
     if value is None:
         return Template()
     if isinstance(value, Template):
-        _check_tags(value.tags)
-        return value
+        return msgspec.structs.replace(value, tags=_plain_tags(value.tags))
     raise ParameterInvalid(parameter="template", reason=f"must be a Template, not {type(value).__name__}")
 
 
-def _check_tags(tags: Any) -> None:
-    for name, text in mapping(tags, "tags").items():
-        if not isinstance(name, str) or not isinstance(text, str):
-            raise ParameterInvalid(parameter="tags", reason=f"must be text by text, not {_said(text)} by {_said(name)}")
+def _plain_tags(tags: Any) -> dict[str, str]:
+    found = {}
+    for name, value in mapping(tags, "tags").items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            reason = f"must be text by text, not {_said(value)} by {_said(name)}"
+            raise ParameterInvalid(parameter="tags", reason=reason)
+        found[text(name, "tags")] = text(value, "tags")
+    return found
 
 
 def extension(value: Any) -> Extension:
     """An entry of an extend_batch. Raises ParameterInvalid, ReceiptInvalid."""
     if not isinstance(value, Extension):
         raise ParameterInvalid(parameter="extension", reason=f"must be an Extension, not {type(value).__name__}")
-    handle(value.handle)
-    return value
+    plain_handle = handle(value.handle)
+    return value if plain_handle is value.handle else msgspec.structs.replace(value, handle=plain_handle)
 
 
 def body(value: Any) -> str:
@@ -255,7 +258,7 @@ def fields(message: Message) -> Message:
         value = getattr(message, field)
         if value is not None and not _is_number(value):
             raise ParameterInvalid(parameter=field, reason=f"must be a number of seconds, not {_said(value)}")
-        if value is not None and type(value) is not float:
+        if value is not None and type(value) not in (int, float):
             changed[field] = plain(value)
     priority: Any = message.priority
     if priority is not None and (not isinstance(priority, int) or type(priority) is bool):

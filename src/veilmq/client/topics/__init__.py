@@ -240,7 +240,8 @@ class PullTopic(Closing):
     def _targets(self, to: Collection[str] | None, encoding: Encoding | None) -> list[Subscription]:
         known = {each.name: each for each in self.subscriptions}
         if to is not None:
-            unknown = [name for name in checks.texts(to, "to") if name not in known]
+            to = checks.texts(to, "to")
+            unknown = [name for name in to if name not in known]
             if unknown:
                 raise ParameterInvalid(parameter="to", reason=f"must be subscriptions of topic {self.name}: {unknown}")
         targets = [each for each in self.subscriptions if to is None or each.name in to]

@@ -252,21 +252,22 @@ def subscriptions_of(
         raise ParameterInvalid(parameter="queue_names", reason="must name one queue at least")
     queues = checks.texts(queue_names.values(), "queue_names") if isinstance(queue_names, Mapping) else names
     named = dict(zip(names, queues, strict=True))
-    if len(named) != len(queue_names) or len(set(named.values())) != len(named):
+    if len(named) != len(names) or len(set(named.values())) != len(named):
         raise ParameterInvalid(
             parameter="queue_names", reason="a queue is there twice: it would get every message twice"
         )
+    wanted = {name: checks.texts(listed, f"tags[{name!r}]") for name, listed in checks.mapping(tags, "tags").items()}
     for parameter, given in (("tags", tags), ("encodings", encodings)):
         unknown = sorted(set(checks.texts(checks.mapping(given, parameter), parameter)) - set(named))
         if unknown:
             raise ParameterInvalid(parameter=parameter, reason=f"no subscription is called {unknown[0]!r}")
-    for name, listed in tags.items():
-        if not all(checks.texts(listed, f"tags[{name!r}]")):
+    for name, listed in wanted.items():
+        if not all(listed):
             raise ParameterInvalid(parameter=f"tags[{name!r}]", reason="must not have an empty tag")
     for name, encoding in encodings.items():
         checks.choice(encoding, Encoding, f"encodings[{name!r}]")
     return tuple(
-        Subscription(name, queue, tuple(sorted(tags.get(name, ()))), Encoding(encodings.get(name, Encoding.RAW)))
+        Subscription(name, queue, tuple(sorted(wanted.get(name, ()))), Encoding(encodings.get(name, Encoding.RAW)))
         for name, queue in named.items()
     )
 

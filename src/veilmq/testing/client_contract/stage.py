@@ -33,6 +33,9 @@ PATIENCE_SECONDS: Final = 15
 class Text(str):
     """A subclass, as NumPy's str_ and the members of some enumerations are."""
 
+    def __str__(self) -> str:
+        return "another text"
+
 
 class Number(float):
     """A subclass, as NumPy's float64 is."""

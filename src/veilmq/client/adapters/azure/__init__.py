@@ -430,6 +430,7 @@ def _nothing() -> None:
 
 def _checked_name(name: str) -> str:
     """The name, which becomes part of a path. Raises ParameterInvalid."""
-    if not _QUEUE_NAME.match(checks.text(name, "name")) or len(name) not in _NAME_CHARACTERS:
+    text = checks.text(name, "name")
+    if not _QUEUE_NAME.match(text) or len(text) not in _NAME_CHARACTERS:
         raise ParameterInvalid(parameter="name", reason="must be 3 to 63 of a-z, 0-9 and single hyphens between them")
-    return name
+    return text

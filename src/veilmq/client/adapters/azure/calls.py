@@ -293,8 +293,9 @@ def handle_of(message_id: str, receipt: str) -> str:
 
 def parts_of(handle: str) -> tuple[str, str]:
     """Message id and pop receipt. Raises ReceiptInvalid."""
-    if checks.handle(handle).isascii() and handle.isprintable():
-        message_id, _, receipt = handle.partition(_SEPARATOR)
+    text = checks.handle(handle)
+    if text.isascii() and text.isprintable():
+        message_id, _, receipt = text.partition(_SEPARATOR)
         if message_id and receipt and message_id.replace("-", "").isalnum():
             return message_id, receipt
     raise ReceiptInvalid(reason="it is not a message's id, a colon and a pop receipt")

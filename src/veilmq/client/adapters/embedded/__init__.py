@@ -424,7 +424,7 @@ class EmbeddedAccount(Closing):
 
     def names(self, prefix: str = "") -> list[str]:
         """See `Account.names`."""
-        checks.text(prefix, "prefix")
+        prefix = checks.text(prefix, "prefix")
         found: list[str] = []
         while True:
             after = found[-1] if found else ""

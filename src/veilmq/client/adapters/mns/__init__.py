@@ -352,9 +352,10 @@ def _lease(parameter: str, seconds: float) -> int:
 
 
 def _checked_handle(handle: str) -> str:
-    if not _HANDLE.match(checks.handle(handle)):
+    text = checks.handle(handle)
+    if not _HANDLE.match(text):
         raise ReceiptInvalid(reason="it is not one of MNS's")
-    return handle
+    return text
 
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*\Z")
@@ -401,7 +402,7 @@ class MnsAccount(CloudAccount):
     def create(self, name: str, template: Template | None = None) -> bool:
         """CreateQueue; True if it is new. Raises QueueExists, QueueDeletedRecently, ParameterInvalid."""
         wanted = _wanted(checks.template(template))
-        _checked_name(name)
+        name = _checked_name(name)
         if self._agrees(name, wanted):
             return False
         request = CreateQueueRequest(name, **wanted)
@@ -433,13 +434,14 @@ class MnsAccount(CloudAccount):
 
     def delete(self, name: str) -> None:
         """DeleteQueue. Raises QueueMissing."""
-        _checked_name(name)
+        name = _checked_name(name)
         self.look(name)  # the service reports no error if there is no such queue
         self.call("delete_queue", DeleteQueueRequest(name), DeleteQueueResponse(), name)
 
     def names(self, prefix: str = "") -> list[str]:
         """ListQueue, all pages."""
-        if not _PREFIX.match(checks.text(prefix, "prefix")):
+        prefix = checks.text(prefix, "prefix")
+        if not _PREFIX.match(prefix):
             return []
 
         def page(marker: str | None) -> tuple[list[str], str]:
@@ -468,10 +470,11 @@ class MnsAccount(CloudAccount):
 
 def _checked_name(name: str) -> str:
     """The name, which becomes part of a path. Raises ParameterInvalid."""
-    if not _NAME.match(checks.text(name, "name")):
+    text = checks.text(name, "name")
+    if not _NAME.match(text):
         reason = "must have letters, digits and hyphens, and begin with a letter or digit"
         raise ParameterInvalid(parameter="name", reason=reason)
-    return name
+    return text
 
 
 def _wanted(template: Template) -> dict[str, int]:

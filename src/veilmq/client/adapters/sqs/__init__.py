@@ -329,6 +329,7 @@ class SqsAccount(CloudAccount):
 
     def queue(self, name: str) -> SqsQueue:
         """An existing queue. Raises QueueMissing."""
+        name = checks.text(name, "name")
         return self._opened(SqsQueue(self, self._calls, name, self._url(name), self._clock))
 
     def capabilities(self, name: str) -> Capabilities:
@@ -337,7 +338,7 @@ class SqsAccount(CloudAccount):
 
     def create(self, name: str, template: Template | None = None) -> bool:
         """CreateQueue; True if it is new. Raises QueueExists, QueueDeletedRecently, ParameterInvalid."""
-        template = checks.template(template)
+        name, template = checks.text(name, "name"), checks.template(template)
         attributes = creation_attributes(name, template, self.arn)
         try:
             self._url(name)
@@ -355,7 +356,7 @@ class SqsAccount(CloudAccount):
 
     def names(self, prefix: str = "") -> list[str]:
         """ListQueues, all pages."""
-        checks.text(prefix, "prefix")
+        prefix = checks.text(prefix, "prefix")
 
         def page(token: str | None) -> tuple[list[str], str | None]:
             given = {"QueueNamePrefix": prefix, "NextToken": token}
@@ -393,5 +394,6 @@ class SqsAccount(CloudAccount):
 
     def _url(self, name: str) -> str:
         given: dict[str, Any] = {} if self._owner is None else {"QueueOwnerAWSAccountId": self._owner}
-        url: str = member(self._call("get_queue_url", checks.text(name, "name"), QueueName=name, **given), "QueueUrl")
+        name = checks.text(name, "name")
+        url: str = member(self._call("get_queue_url", name, QueueName=name, **given), "QueueUrl")
         return url

@@ -355,6 +355,7 @@ class VeilAccount(CloudAccount):
 
     def queue(self, name: str) -> VeilQueue:
         """An existing queue. Raises QueueMissing."""
+        name = checks.text(name, "name")
         calls = self._new_calls(name)
         path = self._prefix + name
         calls.call(DESCRIBE, veil.QueueInput(queue=path))
@@ -366,7 +367,7 @@ class VeilAccount(CloudAccount):
 
     def create(self, name: str, template: Template | None = None) -> bool:
         """VeilMQ.CreateQueue. Raises QueueExists, QueueDeletedRecently, ParameterInvalid."""
-        template = checks.template(template)
+        name, template = checks.text(name, "name"), checks.template(template)
         attributes = creation_attributes(name, template, self.arn)
         given = CreateQueueInput(queue_name=name, attributes=attributes, tags=dict(template.tags) or None)
         done = self._new_calls(name).call(_CREATE_QUEUE, given)
@@ -383,7 +384,7 @@ class VeilAccount(CloudAccount):
 
     def names(self, prefix: str = "") -> list[str]:
         """ListQueues, all pages."""
-        checks.text(prefix, "prefix")
+        prefix = checks.text(prefix, "prefix")
 
         def page(token: str | None) -> tuple[list[str], str | None]:
             given = ListQueuesInput(queue_name_prefix=prefix or None, max_results=_PAGE_MAX, next_token=token)

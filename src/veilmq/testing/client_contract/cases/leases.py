@@ -18,7 +18,7 @@ from veilmq.client.errors import TransportError
 from veilmq.client.messages import Extension, Message, Template
 from veilmq.client.queue import Queue
 from veilmq.model.errors import LeaseError, MessageGone, ParameterInvalid, ReceiptInvalid, VeilError
-from veilmq.testing.client_contract.stage import LONG, PATIENCE_SECONDS, SECOND, Number, Stage, sent, unrefused
+from veilmq.testing.client_contract.stage import LONG, PATIENCE_SECONDS, SECOND, Number, Stage, Text, sent, unrefused
 
 _TURNS: Final = 20
 """Interruptions within `PATIENCE_SECONDS`."""
@@ -61,7 +61,8 @@ class TestReceives:
         assert unrefused(receive, most, parameter=lambda field: field) == []
         (received,) = queue.receive(able.receive_messages_max, lease=able.lease_max)
         assert received.receive_count == 1
-        queue.delete(received.handle)
+        queue.delete(Text(received.handle))
+        assert queue.stats().in_flight in {0, None}
 
     def test_a_lease_is_as_long_as_the_receive_says(self, stage: Stage) -> None:
         queue = stage.create()

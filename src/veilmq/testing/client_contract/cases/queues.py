@@ -28,7 +28,7 @@ class TestAccounts:
         name, template = stage.name("twice"), Template(visibility_timeout=60)
         assert stage.account.create(name, template) is True
         stage.account.queue(name).send("kept")
-        assert stage.account.create(name, template) is False
+        assert stage.account.create(Text(name), template) is False
         assert stage.account.create(name) is False
         assert stage.take(stage.account.queue(name)).body == "kept"
 
@@ -79,7 +79,7 @@ class TestAccounts:
         wanted = sorted(f"{beginning}-{letter}" for letter in "abc")
         for name in wanted:
             stage.account.create(name)
-        assert sorted(stage.account.names(f"{beginning}-")) == wanted
+        assert sorted(stage.account.names(Text(f"{beginning}-"))) == wanted
         assert set(wanted) <= set(stage.account.names())
         assert stage.account.names(f"{beginning}-x") == []
 
@@ -122,7 +122,8 @@ class TestAccounts:
 
     def test_a_queue_knows_its_account_and_name(self, stage: Stage) -> None:
         queue = stage.create()
-        assert queue.account.queue(Text(queue.name)).name == queue.name
+        name = queue.account.queue(Text(queue.name)).name
+        assert (name, str(name)) == (queue.name, queue.name)
 
 
 def fifo(stage: Stage, **settings: Any) -> Queue:
