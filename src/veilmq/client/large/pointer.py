@@ -39,6 +39,7 @@ from veilmq.client.errors import ObjectDamaged, ObjectMissing, ObjectStoreFailed
 from veilmq.client.messages import AttributeValue, Extension, Message, Peeked, Received
 from veilmq.client.queue import Queue
 from veilmq.client.records import ObjectStore, is_key
+from veilmq.client.shared import checks
 from veilmq.client.shared.threads import DaemonPool
 from veilmq.client.unreadable import PAUSE_SECONDS, Policy, give_back, log, set_aside
 from veilmq.model.errors import LeaseError, ParameterInvalid, ReceiptInvalid, VeilError
@@ -212,9 +213,8 @@ def joined(parts: HandleParts, store: ObjectStore, form: PointerFormat) -> str:
 
 def split(handle: Any, store: ObjectStore, form: PointerFormat) -> HandleParts:
     """Take a handle apart. Raises ReceiptInvalid."""
-    if type(handle) is not str:
-        raise ReceiptInvalid(reason=f"it is no str but a {type(handle).__name__}")
-    return _split_aws(handle, store) if form is PointerFormat.AWS else _split(handle)
+    text = checks.handle(handle)
+    return _split_aws(text, store) if form is PointerFormat.AWS else _split(text)
 
 
 def _split(handle: str) -> HandleParts:
