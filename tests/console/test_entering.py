@@ -296,6 +296,10 @@ def test_a_session_that_only_looks_changes_nothing(server: Any, api: Api) -> Non
             fields = visitor.fields(f"{CONSOLE}/orders/{form}", target)
             fields |= {"body": "x", "delay_us": "9 s", "confirmed": "yes"}
             assert visitor.post(target, data=fields).status_code in (200, 403), act
+        refused = visitor.post(
+            f"{CONSOLE}/orders/send/drop", data=visitor.fields(f"{CONSOLE}/orders/send") | {"name": "x"}
+        )
+        assert refused.status_code == 403, "nothing is asked that would be refused"
     assert api.kinds() == before
 
 

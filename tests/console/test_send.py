@@ -163,6 +163,10 @@ def test_a_message_is_kept_under_a_name_and_filled_in_again(orders: Api, server:
     assert "other" in plain(visitor.get(SEND).text), "it was not deleted yet"
     assert visitor.post(f"{SEND}/drop", data=hidden(asked.text, f"{SEND}/drop")).status_code == 303
     assert "other" not in plain(visitor.get(SEND).text)
+    for name in ("nosuch", ""):
+        refused = visitor.post(f"{SEND}/drop", data=hidden(page, f"{SEND}/drop") | {"name": name})
+        assert (refused.status_code, 'role="alert">template: ' in refused.text) == (400, True), "nothing is asked"
+        assert "Delete it" not in refused.text
     assert orders.client.get(f"{QUEUES}/orders").json()["counts"]["total"] == 0
     typed = {"body": "kept", "was": "other", "deduplication_id": "once"}
     asked = visitor.post(KEEP, data=visitor.fields(SEND) | typed)

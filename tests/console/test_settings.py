@@ -135,9 +135,20 @@ def test_what_the_api_refuses_is_said_and_what_was_typed_stays(orders: Api, visi
     refused = visitor.post(f"{ORDERS}/settings", data=hidden(shown.text, f"{ORDERS}/settings"))
     assert 'role="alert">visibility timeout: Expected at most 7d' in refused.text, "as the form calls it"
     assert "Bodies of Azure and MNS" in plain(refused.text)
-    for wrong in ({"adaptive": "evil"}, {"permission": "evil"}, {"tags": "no value"}, {"message_bytes_max": "much"}):
-        answer = visitor.submit(f"{ORDERS}/settings", **wrong)
-        assert (answer.status_code, 'role="alert">' in answer.text) == (400, True), wrong
+    orders.create("orders.fifo", fifo=True)
+    for label, wrong in (
+        ("timeout plans", {"adaptive": "evil"}),
+        ("dead letters from", {"permission": "evil"}),
+        ("tags", {"tags": "no value"}),
+        ("message size", {"message_bytes_max": "much"}),
+        ("deduplication by body", {"content_deduplication": "evil"}),
+        ("throughput for each group", {"throughput_per_group": "evil"}),
+        ("After so many receives", {"target": "dead", "receive_count_max": "99999", "confirmed": "yes"}),
+        ("After so many receives", {"target": "dead", "receive_count_max": "many"}),
+        ("Dead letters to", {"target": "no queue", "receive_count_max": "2", "confirmed": "yes"}),
+    ):
+        answer = visitor.submit(f"{CONSOLE}/orders.fifo/settings", **wrong)
+        assert (answer.status_code, f'role="alert">{label}: ' in answer.text) == (400, True), plain(answer.text)
     assert orders.kinds().count("queue_changed") == 0
 
 

@@ -111,11 +111,12 @@ class FormWrong(ApiRefused):
         super().__init__(400, {"error": "form", "field": field, "message": message})
 
 
-def named(error: ApiRefused, labels: Mapping[str, str]) -> ApiRefused:
-    """The error under the name that the form has for the field, for whoever typed it does not know the API's."""
-    parts = re.findall(r"\w+", error.field or "")
-    label = next((labels[part] for part in parts if part in labels), None)
-    return error if label is None else FormWrong(label, error.message)
+def named(error: ApiRefused, labels: Mapping[str, str]) -> str:
+    """The error's words under the name that the form has for the field, for whoever typed it does not know the API's:
+    for `redrive.target` that of the target, if it has one. A name that the form itself gave stays."""
+    field = error.field or ""
+    label = next((labels[name] for name in (field, *reversed(re.split(r"[.\[\]]+", field))) if name in labels), None)
+    return error.words if label is None else FormWrong(label, error.message).words
 
 
 def duration_typed(span: int) -> str:

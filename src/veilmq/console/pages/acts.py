@@ -38,10 +38,15 @@ from veilmq.model.settings.queue import QueueKey
 
 _FIELDS: Final = ("body", "delay", "ttl", "priority", "type", "group", "attributes")
 """Of a message that was sent, to be filled in again: a deduplication id would make the next one the same."""
-_LABELS: Final = {each.name: each.label for each in SETTINGS} | {name: name for name in _FIELDS} | FILTERS | {
-    "ttl_us": "time to live", "deduplication_id": "deduplication id"
-}  # fmt: skip
+_LABELS: Final = (
+    {field.name: field.label for each in SETTINGS for field in each.inputs}
+    | {each.name: each.label for each in SETTINGS}
+    | FILTERS
+    | {name: name for name in _FIELDS}
+    | {"ttl_us": "time to live", "deduplication_id": "deduplication id", "destination": "to"}
+)
 """Members that the API may refuse, as the forms call them."""
+_NO_TEMPLATE: Final = FormWrong("template", "the queue has none of that name")
 
 
 async def queue_page(
@@ -50,7 +55,7 @@ async def queue_page(
     """The page of the form, with what was typed and what is wrong. queue: if it was asked for already."""
     if queue is None:
         queue = await visit.api.get(queue_path(key_of(visit)))
-    wrong = None if error is None else named(error, _LABELS).words
+    wrong = None if error is None else named(error, _LABELS)
     status = 200 if error is None else error.status
     return visit.show(template, status, queue=queue, given=given, wrong=wrong, nav="queues", **values)
 
@@ -60,8 +65,7 @@ async def send_form(visit: Visit) -> Response:
     name, templates = visit.members.get("template"), await _templates(visit)
     kept = next((each for each in templates if each["name"] == name), None)
     if kept is None:
-        wrong = FormWrong("template", "the queue has none of that name") if name else None
-        return await _send_page(visit, wrong, {}, templates)
+        return await _send_page(visit, _NO_TEMPLATE if name else None, {}, templates)
     return await _send_page(visit, None, _typed_of(kept["message"]) | {"template": kept["name"]}, templates)
 
 
@@ -77,14 +81,8 @@ async def _send_page(
     """templates: if they were asked for already. keeps: ask for a name to keep it under. drops: ask whether to."""
     if templates is None:
         templates = await _templates(visit)
-    shown = {
-        "sent": visit.session.sent,
-        "templates": templates,
-        "keeps": keeps,
-        "drops": drops,
-        "fields": (*_FIELDS, "deduplication_id"),
-    }
-    return await queue_page(visit, "send.html", error, given, **shown)
+    shown = {"templates": templates, "keeps": keeps, "drops": drops, "fields": (*_FIELDS, "deduplication_id")}
+    return await queue_page(visit, "send.html", error, given, sent=visit.session.sent, **shown)
 
 
 async def _templates(visit: Visit) -> list[dict[str, Any]]:
@@ -128,7 +126,9 @@ async def drop(visit: Visit) -> Response:
     key = key_of(visit)
     asked, _ = await visit.checked_form()
     if "confirmed" not in asked:
-        return await _send_page(visit, None, {}, drops=asked.get("name", ""))
+        kept = (await visit.api.get(queue_path(key, "/templates")))["templates"]
+        is_there = asked.get("name") in [each["name"] for each in kept]
+        return await _send_page(visit, None if is_there else _NO_TEMPLATE, {}, drops=asked["name"] if is_there else "")
 
     async def work(given: dict[str, str], once: str) -> Done:
         name = given.get("name", "")

@@ -120,7 +120,7 @@ def _redrive_of(value: Any) -> Any:
 
 def _redrive_read(given: Given) -> Any:
     target, receives = given["target"].strip(), given.get("receive_count_max", "").strip()
-    return {"target": target, "receive_count_max": number("receives", receives)} if target else None
+    return {"target": target, "receive_count_max": number("After so many receives", receives)} if target else None
 
 
 def _redrive_said(value: Any) -> str:
