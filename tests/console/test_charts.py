@@ -43,6 +43,8 @@ def test_a_minute_without_the_server_is_a_gap_and_a_quiet_one_is_zero() -> None:
     found = chart("Messages", [rollup(0, sent=4), rollup(1), gap(2), rollup(3, sent=2), gap(4)])
     sent = found.lines[0]
     assert sent.path == "M0.0 23.0L90.0 91.0M267.0 57.0h6", "a value alone is seen"
+    alone = chart("Messages", [rollup(at) if at in (0, 120, 239) else gap(at) for at in range(240)]).lines[0]
+    assert alone.path == "M0 91.0h1.5M180.1 91.0h1.5M358.5 91.0h1.5", "and so are the gaps"
     assert (sent.last, found.top) == ("2", "5")
     assert chart("Messages", [gap(0), gap(1)]).lines[0] == ("sent", "", "–")
 

@@ -187,16 +187,18 @@ def _round_up(value: int) -> int:
 
 
 def _path(line: list[int | None], top: int) -> str:
-    """A path of SVG; a value alone between two gaps is a stroke as wide as a minute of an hour, so that it is seen."""
+    """A path of SVG; a value alone between two gaps is a stroke as wide as a step, or a minute of an hour if that is
+    less, so that it is seen and so are the gaps."""
     parts, is_open = [], False
     step = WIDTH / max(len(line) - 1, 1)
+    width = round(min(6, max(1.5, step)), 1)
     for place, value in enumerate(line):
         if value is None:
             is_open = False
             continue
         x, y = round(place * step, 1), round(_TOP + (HEIGHT - _TOP - 1) * (1 - value / top), 1)
         is_alone = line[place + 1 : place + 2] in ([], [None])
-        start = f"M{round(x - 3, 1)} {y}h6" if is_alone else f"M{x} {y}"
+        start = f"M{round(min(max(x - width / 2, 0), WIDTH - width), 1)} {y}h{width}" if is_alone else f"M{x} {y}"
         parts.append(f"L{x} {y}" if is_open else start)
         is_open = True
     return "".join(parts)

@@ -90,7 +90,8 @@ function follow(path) {
     served.textContent = at.slice(11, 23);
   };
   const show = ({ cells, over }) => {
-    if (over && !isTyping(document.activeElement)) return location.reload();
+    const field = document.activeElement;
+    if (over && !(isTyping(field) && field.value !== field.defaultValue)) return location.reload();
     for (const each of document.querySelectorAll("[data-live]")) {
       const text = cells[each.dataset.live];
       if (text === undefined || text === (each.dataset.ago ?? each.textContent)) continue;
