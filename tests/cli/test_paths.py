@@ -163,6 +163,10 @@ def test_a_credentials_file_is_asked_for_by_what_is_wrong_with_it(closed: Path, 
         new_key(None, as_json=False, into=reachable / "new.toml")
     assert unwritten.value.advice.startswith(f"{reachable} may not be written by this user")
     assert "install -d" not in unwritten.value.advice  # it would make a directory in the file's place
+    place = Path("/sys/kernel")  # takes no files, whatever its mode is
+    with pytest.raises(Failure, match="--into: ") as refused:
+        new_key(None, as_json=False, into=place / "new.toml")
+    assert (refused.value.advice == "Check the path.") == os.access(place, os.W_OK | os.X_OK)
     with pytest.raises(Failure) as missing:
         _keys(Settings(credentials=reachable / "keys"))
     assert missing.value.advice == f"Make it with: veilmq keys new --into {reachable}/keys"

@@ -486,8 +486,10 @@ def test_deleted_files_are_copied_out_of_the_server_as_the_page_says(serve: Serv
         (server.data / name).unlink()
     server.wait_for("veilmq.db was deleted or replaced while the server ran")
     here = ("--data", str(server.data))
-    for command in (("send", "orders", "no"), ("backup", str(tmp_path / "copy"))):
-        assert "not done: veilmq.db was deleted or replaced while the server ran" in run(*command, *here).err
+    for command in (("send", "orders", "no"), ("backup", str(tmp_path / "copy")), ("check",), ("queues", "list")):
+        told = run(*command, *here).err
+        assert "not done: veilmq.db was deleted or replaced while the server ran" in told
+        assert "Do not stop the server, which still has it open: " in told
     assert "Do not stop the server, which still has it open: " in run("upgrade", "--check", *here).err
     (tmp_path / "link").symlink_to(server.data)
     environment = {

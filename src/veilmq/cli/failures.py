@@ -30,6 +30,7 @@ _EXTRAS: Final = {
 """The extra that installs each import; none is installed by a plain `pip install veilmq`."""
 MEMBER_FILE: Final = "cluster.json"
 """In a copy that a server of a cluster keeps. As in veilmq.cluster.member, which needs the extra `cluster`."""
+KEEP_RUNNING: Final = "Do not stop the server, which still has it open: docs/operations.md, A deleted file."
 _EFFECTIVE: Final = os.access in os.supports_effective_ids
 
 
@@ -94,7 +95,7 @@ def refuse_remains(directory: Path) -> None:
     if not database.exists() and remains:
         advice = "Restore all files as of one moment, or a backup; or see what `veilmq check --repair` brings back."
         if holder_of(directory):
-            advice = "Do not stop the server, which still has it open: docs/operations.md, A deleted file."
+            advice = KEEP_RUNNING
         raise Failure(Exit.DIRECTORY, f"{database} is missing, but other files of it exist", advice)
 
 
@@ -135,13 +136,13 @@ def closed_to_user(path: Path, *, made: bool = False) -> str:
     """
     path = path.absolute()
     for each in reversed(path.parents):
-        if not _may(each, os.F_OK):
+        if not may(each, os.F_OK):
             return ""  # missing, as all below it
-        if not _may(each, os.X_OK):
+        if not may(each, os.X_OK):
             return f"{each} is closed to this user ({_user()}): {_way_in(each)}."
-    if made and not _may(path, os.F_OK):
-        return "" if _may(path.parent, os.W_OK) else unwritable(path.parent, path)
-    if _may(path, os.F_OK) and not _may(path, os.R_OK):
+    if made and not may(path, os.F_OK):
+        return "" if may(path.parent, os.W_OK) else unwritable(path.parent, path)
+    if may(path, os.F_OK) and not may(path, os.R_OK):
         return f"{path} may not be read by this user ({_user()}): {_way_in(path)}."
     return ""
 
@@ -162,14 +163,14 @@ def own_and_closed(*paths: Path) -> str:
     """What to type, if one of these is this user's own, and its mode keeps even this user from writing; else empty."""
     for path in paths:
         mode = os.W_OK | os.X_OK if path.is_dir() else os.W_OK
-        if _may(path, os.F_OK) and path.stat().st_uid == os.geteuid() and not _may(path, mode):
+        if may(path, os.F_OK) and path.stat().st_uid == os.geteuid() and not may(path, mode):
             return f"Its mode keeps even its owner ({_user()}) from writing: {_way_in(path)}"
     return ""
 
 
 def _denial(path: Path) -> int:
     """Why nothing can be written there, as an error number."""
-    there = next(each for each in (path, *path.absolute().parents) if _may(each, os.F_OK))
+    there = next(each for each in (path, *path.absolute().parents) if may(each, os.F_OK))
     return errno.EROFS if os.statvfs(there).f_flag & os.ST_RDONLY else errno.EACCES
 
 
@@ -208,9 +209,9 @@ def check_directory(path: Path, named: str, *, beside: bool = False) -> None:
         raise Failure(Exit.USAGE, f"{named}: {path} is a mount point, which no directory can replace", advice)
     parent = path.absolute().parent
     closed = closed_to_user(path, made=True)
-    if beside and parent.is_dir() and not _may(parent, os.W_OK | os.X_OK):
+    if beside and parent.is_dir() and not may(parent, os.W_OK | os.X_OK):
         closed = f"It is written beside its place first. {unwritable(parent)}"
-    elif not closed and path.is_dir() and not _may(path, os.W_OK | os.X_OK):
+    elif not closed and path.is_dir() and not may(path, os.W_OK | os.X_OK):
         closed = unwritable(path)
     if closed:
         advice = f"{closed} Name a directory {'in one ' if beside else ''}that you may write to."
@@ -224,5 +225,6 @@ def _user() -> str:
     return f"uid {os.geteuid()}"
 
 
-def _may(path: Path, mode: int) -> bool:
+def may(path: Path, mode: int) -> bool:
+    """Whether this user may use the path so (`os.access`)."""
     return os.access(path, mode, effective_ids=_EFFECTIVE)

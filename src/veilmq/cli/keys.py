@@ -3,12 +3,13 @@
 import base64
 import errno
 import json
+import os
 import re
 import secrets
 from pathlib import Path
 from typing import Any, Final
 
-from veilmq.cli.failures import Exit, Failure, advice_on, closed_to_user, unwritable
+from veilmq.cli.failures import Exit, Failure, advice_on, closed_to_user, may, unwritable
 from veilmq.client.encrypted.keys import Key, Keys, add_key
 from veilmq.client.encrypted.keys import as_json as json_of
 from veilmq.client.encrypted.keys import new_key as new_encryption_key
@@ -95,9 +96,9 @@ def _checked(path: Path, text: str) -> dict[str, Any]:
 
 def _unwritten(path: Path, error: OSError) -> Failure:
     """The file is written beside its place first: what denies that is the directory."""
-    closed = closed_to_user(path)
-    if not closed and error.errno in {errno.EACCES, errno.EROFS}:
-        closed = unwritable(path.resolve().parent)
+    closed, parent = closed_to_user(path), path.resolve().parent
+    if not closed and error.errno in {errno.EACCES, errno.EROFS} and not may(parent, os.W_OK | os.X_OK):
+        closed = unwritable(parent)
     return Failure(Exit.USAGE, f"--into: {path}: {error.strerror}", closed or "Check the path.")
 
 

@@ -372,6 +372,8 @@ class Upkeep:
         answers.caller_of(request).check(Action.BACKUP)
         inputs.decode(await answers.body_of(request) or b"{}", inputs.Nothing)
         reader = self._service.reader
+        if isinstance(refusal := reader.refusal, StoreFailed):
+            raise refusal
 
         def look(step: Progress) -> dict[str, Any]:
             report: dict[str, Any] = msgspec.to_builtins(reader.check(step))

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from veilmq.cli.failures import Exit, Failure, Missing, Unknown, advice_on, refuse_remains
+from veilmq.cli.failures import KEEP_RUNNING, Exit, Failure, Missing, Unknown, advice_on, refuse_remains
 from veilmq.cli.options import option_of
 from veilmq.model.errors import NAME_TAKEN
 from veilmq.model.settings.queue import FIFO_SUFFIX, QueueKey
@@ -312,7 +312,8 @@ def failure_of(error: str, message: str, said: Mapping[str, Any]) -> Failure:
     if error == "not_found":
         return Unknown(Exit.WRONG, message, f"Is a name or id empty, or has it a slash? If not, {_RELEASE}")
     if error in _OF_STORE:
-        return Failure(Exit.STORE, message, _ADVICE_PAGE if "not match its checksum" in message else _ADVICE_STORE)
+        advice = next((advice for words, advice in _ADVICE_FILES.items() if words in message), _ADVICE_STORE)
+        return Failure(Exit.STORE, message, advice)
     if error == "QueueExists":
         message = _with_option(message)
     if error == "idempotency_key_reused":
@@ -347,7 +348,10 @@ _ADVICE_TOKEN: Final = (
 )
 _ANOTHER: Final = " exists with another "
 _RELEASE: Final = "the server is of another release than this command, and has no such operation."
-_ADVICE_PAGE: Final = "The data is damaged: see what and where with `veilmq check`."
+_ADVICE_FILES: Final = {
+    "not match its checksum": "The data is damaged: see what and where with `veilmq check`.",
+    "was deleted or replaced": KEEP_RUNNING,
+}
 _ADVICE_STORE: Final = "The server's log says more, and perhaps its disk is full."
 _OF_STORE: Final = {"StoreFailed", "StoreUnknown"}
 _NEXT: Final = {
