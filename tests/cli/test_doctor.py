@@ -25,6 +25,7 @@ from veilmq.client.adapters.connect import DEVELOPMENT_KEYS
 from veilmq.server.config.settings import Settings
 from veilmq.store import MIB
 from veilmq.store.directory import Holder, free_and_floor
+from veilmq.store.sqlite.tools.backup import made
 from veilmq.store.synchronised import is_synchronised
 from veilmq.testing.for_each import for_each
 from veilmq.testing.local import ServerProcess
@@ -77,6 +78,9 @@ def test_before_the_first_start_all_is_well_and_nothing_is_made(run: Run, doctor
     shown = run("doctor", "--data", str(tmp_path / "data"), *FREE).out
     assert "ok    fsync " in shown
     assert shown.endswith("all is well\n" if WELL == 0 else "0 errors, 1 warnings\n")
+    (tmp_path / "data").symlink_to("nowhere")
+    assert doctor("directory")[1][0][1].endswith("is no directory"), "and no start makes it"
+    (tmp_path / "data").unlink()
     (tmp_path / "data").write_text("a file")
     assert doctor("directory") == (
         2,
@@ -101,6 +105,13 @@ class TestBesideAServer:
         fcntl.flock(looking, fcntl.LOCK_SH)  # as a repair does, which is no server
         assert "was deleted" not in doctor("directory")[1][0][1]
         os.close(looking)
+        copy = running.data.parent / "copy"
+        with made(copy):
+            for _ in range(2):
+                text, fix = doctor("directory", "--data", str(copy))[1][0][1:]
+                assert text == f"pid {os.getpid()} writes a backup or a repair into {copy}"
+                assert fix == "Wait for it."
+                (copy / "veilmq.db.part").touch()
 
     def test_it_names_a_queue_that_no_protocol_can_name(self, run: Run, doctor: Any, running: ServerProcess) -> None:
         name = "a_" * 45

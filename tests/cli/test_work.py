@@ -64,9 +64,11 @@ Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """Where the commands run: with a module of handlers, and one that is no Python."""
+    """Where the commands run: with a module of handlers, and some that cannot be imported."""
     (tmp_path / "handlers.py").write_text(HANDLERS)
     (tmp_path / "broken.py").write_text("def handle(:\n")
+    for name, error in (("long", "RuntimeError"), ("missing", "ImportError")):
+        (tmp_path / f"{name}.py").write_text(f"raise {error}('\\nthe first line\\nand the second')\n")
     return tmp_path
 
 
@@ -186,6 +188,8 @@ def test_child_processes_and_poison(directory: Path, veilmq: Command) -> None:
         (["nomodule:handle"], 2, "No module named 'nomodule'"),
         (["handlers:nothing"], 2, "'handlers:nothing' cannot be imported"),
         (["broken:handle"], 2, "'broken:handle' cannot be imported: SyntaxError: invalid syntax (broken.py, line 1)"),
+        (["long:handle"], 2, "'long:handle' cannot be imported: RuntimeError: the first line\n  To see where: "),
+        (["missing:handle"], 2, "'missing:handle' cannot be imported: the first line\n"),
         (["handlers:number"], 2, "cannot be called"),
         (["handlers"], 2, "expected MODULE:HANDLER"),
         (["./handlers.py:handle"], 2, "name it as `import` does"),
@@ -209,6 +213,7 @@ def test_what_is_wrong_is_said(directory: Path, veilmq: Command, arguments: list
     assert (done.returncode, done.stdout) == (code, ""), done.stderr
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+    assert "the second" not in done.stderr, "one line says it"
 
 
 @pytest.mark.parametrize(

@@ -198,7 +198,10 @@ def holder_without_lock(path: Path) -> Holder | None:
 
 
 def lock_deleted(path: Path, holder: Holder) -> Finding:
-    """What to say of such a holder."""
+    """What to say of such a holder: a backup or a repair has but unfinished files."""
+    if all(".part" in each.name for each in path.iterdir()):
+        text = f"pid {holder.pid} writes a backup or a repair into {path}"
+        return Finding("directory", Level.WARNING, text, "Wait for it.")
     text = f"pid {holder.pid} holds {path}, but its file `lock` was deleted, so no command finds that server"
     fix = "Restart it: it makes the file again. Until then say where it is: --admin HOST:PORT."
     return Finding("directory", Level.ERROR, text, fix)
@@ -294,7 +297,8 @@ def directory(path: Path, holder: Holder | None) -> Iterator[Finding]:
     check_directory(path, "--data")
     if not path.is_dir():
         taken = Finding("directory", Level.ERROR, f"{path} is no directory", "Name another one with --data DIR.")
-        yield taken if path.exists() else Finding("directory", Level.OK, f"{path} is made at the first start")
+        free = Finding("directory", Level.OK, f"{path} is made at the first start")
+        yield taken if path.exists() or path.is_symlink() else free
         return
     wrong = False
     status = path.stat()
@@ -351,9 +355,8 @@ def credentials(settings: Settings) -> Iterator[Finding]:
         yield Finding("credentials", Level.ERROR, text, fix)
     if not any(account.keys or account.azure_keys or account.identities for account in accounts):
         weak += 1
-        yield Finding(
-            "credentials", Level.ERROR, f"{path} has no key: nobody gets in", f"veilmq keys new --into {path}"
-        )
+        fix = f"veilmq keys new --into {path}"
+        yield Finding("credentials", Level.ERROR, f"{path} has no key: nobody gets in", fix)
     if not weak:
         keys = sum(len(account.keys) + len(account.azure_keys) for account in accounts)
         yield Finding("credentials", Level.OK, f"{len(accounts)} accounts, {keys} keys")

@@ -89,7 +89,8 @@ def resolve(name: str) -> Callable[..., Any]:
         for part in path.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
-        raise ParameterInvalid(parameter="handler", reason=f"{name!r} cannot be imported: {error}") from error
+        said = str(error).strip().partition("\n")[0]
+        raise ParameterInvalid(parameter="handler", reason=f"{name!r} cannot be imported: {said}") from error
     found = getattr(found, "handler", found)
     if not callable(found):
         raise ParameterInvalid(parameter="handler", reason=f"{name!r} cannot be called")
