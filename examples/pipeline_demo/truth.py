@@ -13,8 +13,8 @@ import numpy as np
 from laws import Kind
 
 from veilmq.estimate.schedule import Costs
-from veilmq.pipeline.estimates import timeout_price
 from veilmq.pipeline.estimates.buckets import BOUNDS
+from veilmq.pipeline.estimates.prices import timeout_price
 from veilmq.pipeline.jobs.timeouts import LEASE_LONGEST_S, best_timeout
 
 COSTS: Final = Costs(crashes_per_second=1 / 1_000)
