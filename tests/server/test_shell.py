@@ -348,6 +348,7 @@ def test_batches_that_are_rolled_back_are_told_now_and_then(caplog: pytest.LogCa
     assert [each.partition(" rolled")[0] for each in said] == ["a batch was", "3 batches were"]
     assert "no room" in said[0]
     assert "still none" in said[1]
+    assert (rollbacks.lately(134.0), rollbacks.lately(135.0)) == ("not done: still none", "")
 
 
 async def stop_and_watch(path: Path) -> tuple[set[str], set[str]]:

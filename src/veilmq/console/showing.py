@@ -112,8 +112,8 @@ class FormWrong(ApiRefused):
 
 
 def named(error: ApiRefused, labels: Mapping[str, str]) -> str:
-    """The error's words under the name that the form has for the field, for whoever typed it does not know the API's:
-    for `redrive.target` that of the target, if it has one. A name that the form itself gave stays."""
+    """The error's text, with the form's label for the field in the place of the API's name, which users of the form do
+    not know. Of `redrive.target` it is the label of the target, if that has one. A label of the form itself stays."""
     field = error.field or ""
     label = next((labels[name] for name in (field, *reversed(re.split(r"[.\[\]]+", field))) if name in labels), None)
     return error.words if label is None else FormWrong(label, error.message).words

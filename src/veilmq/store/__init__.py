@@ -29,23 +29,31 @@ __all__ = ["MIB", "Options", "Reader", "RollbackLog", "Store", "View"]
 MIB = 1 << 20
 _TOLD_S: Final = 5.0
 """Seconds between two log lines about batches that were rolled back."""
+_LATELY_S: Final = 30.0
 
 
 class RollbackLog:
-    """Logs rolled-back batches, one line in a while: on a full disk, or without the log, every batch is rolled back."""
+    """Logs rolled-back batches, one line in a while: on a full disk, or without the log, every batch is rolled back.
+    Knows why the last one was."""
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
         self._count, self._due_s = 0, -math.inf
+        self._reason, self._last_s = "", -math.inf
 
     def tell(self, error: StoreFailed, now_s: float) -> None:
         """One more. now_s: on a clock that never goes back."""
         self._count += 1
+        self._reason, self._last_s = str(error), now_s
         if now_s >= self._due_s:
             self._due_s = now_s + _TOLD_S
             count = f"{self._count} batches were" if self._count > 1 else "a batch was"
             self._logger.error("%s rolled back and applied command by command: %s", count, error)
             self._count = 0
+
+    def lately(self, now_s: float) -> str:
+        """Why a batch was rolled back in the last seconds; empty: none was."""
+        return self._reason if now_s < self._last_s + _LATELY_S else ""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):

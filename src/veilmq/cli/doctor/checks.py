@@ -198,7 +198,7 @@ def holder_without_lock(path: Path) -> Holder | None:
 
 
 def lock_deleted(path: Path, holder: Holder) -> Finding:
-    """What to say of such a holder: a backup or a repair has but unfinished files."""
+    """What to say of such a holder. A backup or a repair has only unfinished files there."""
     if all(".part" in each.name for each in path.iterdir()):
         text = f"pid {holder.pid} writes a backup or a repair into {path}"
         return Finding("directory", Level.WARNING, text, "Wait for it.")

@@ -93,7 +93,6 @@ class Gathering:
 LATENCY_BUCKETS_US: Final = (100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 1_000_000)
 """Upper bounds of a histogram of latencies."""
 _SLOW_COMMIT_US: Final = 250_000
-_LATELY_S: Final = 30.0
 _QUERY_THREADS: Final = 2
 _IDLE_S_MAX: Final = 1.0
 _STALL_US: Final = 1_500_000
@@ -188,8 +187,6 @@ class Shell(Calls):
         self._applied: Applied | None = None
         self._rollbacks = RollbackLog(logger)
         """Counts rolled-back batches, and knows when the next log line about them may come."""
-        self._rolled_back, self._rolled_back_s = "", 0.0
-        """Why the last one was, and when."""
         self._turn_pending = False
         self._may_work_ahead = False
         """A batch was committed, and the next one has not begun."""
@@ -385,8 +382,8 @@ class Shell(Calls):
 
     @property
     def rolled_back(self) -> str:
-        """Why a batch was rolled back in the last seconds; empty: none was."""
-        return self._rolled_back if self._stopwatch() < self._rolled_back_s + _LATELY_S else ""
+        """See `RollbackLog.lately`."""
+        return self._rollbacks.lately(self._stopwatch())
 
     def _sleep(self, now: Instant) -> None:
         due = self.engine.next_due(now)
@@ -403,8 +400,7 @@ class Shell(Calls):
         assert batch is not None
         assert applied is not None
         if isinstance(error, StoreFailed):
-            self._rolled_back, self._rolled_back_s = str(error), self._stopwatch()
-            self._rollbacks.tell(error, self._rolled_back_s)
+            self._rollbacks.tell(error, self._stopwatch())
             commands, at = batch.commands, applied.at
             self._committer.run_apart(lambda: self.store.apply_each(commands, at))
             return
