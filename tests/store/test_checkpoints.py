@@ -133,6 +133,38 @@ def test_a_commit_does_not_wait_for_a_checkpoint_that_has_not_let_the_wal_grow(
     assert short, "commits are short again, but for those that meet the next bulk"
 
 
+def test_a_bulk_that_ends_during_a_commit_leaves_its_remainder_to_the_next(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit that was thought to be short runs on the loop, which must not copy hundreds of pages."""
+    copied = Copied(monkeypatch)
+    store = store_of(stage)
+    checkpointer, held = store.checkpointer, threading.Event()
+    run = Checkpointer._run
+
+    def slow(checkpointer: Checkpointer) -> None:
+        run(checkpointer)
+        if threading.current_thread().name == "veilmq-checkpoint":
+            held.wait()
+
+    def bulk_ends(point: str) -> None:
+        if point == "after commit" and checkpointer._bulk is not None:
+            held.set()
+            checkpointer._bulk.join()
+
+    monkeypatch.setattr(Checkpointer, "_run", slow)
+    queue = stage.create()
+    while checkpointer._bulk is None:
+        stage.batch([sending(queue, TEXT)] * 5)
+    monkeypatch.setattr(store, "_at_point", bulk_ends)
+    assert not store.commit_takes_long
+    stage.send(queue, TEXT)
+    assert not copied.by_commits
+    assert store.commit_takes_long, "the next one is known to copy it, and goes to the thread"
+    stage.send(queue, TEXT)
+    assert len(copied.by_commits) == 1
+
+
 def test_what_the_database_gave_up_is_cut_from_the_file_however_short_the_wal(tmp_path: Path) -> None:
     stage = Stage(SqliteFactory(tmp_path / "data"))
     checkpointer, file = store_of(stage).checkpointer, tmp_path / "data" / DATABASE

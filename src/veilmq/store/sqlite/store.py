@@ -261,6 +261,7 @@ class SqliteStore:
 
     def commit(self) -> None:
         """See `Store.commit`."""
+        was_behind = self.checkpointer.is_behind
         self._at_point("before commit")
         try:
             self._commit_batch()
@@ -268,7 +269,7 @@ class SqliteStore:
             self._roll_back(error)
             raise StoreFailed(reason=str(error)) from error
         self._at_point("after commit")
-        self._checkpoint(lambda: self.checkpointer.committed(self._writer.wal_pages))
+        self._checkpoint(lambda: self.checkpointer.committed(self._writer.wal_pages, was_behind=was_behind))
         self._at_point("after checkpoint")
 
     def _commit_batch(self) -> None:

@@ -356,22 +356,27 @@ class Checkpointer:
         bulk = self._bulk
         return bulk is not None and bulk.is_alive() and self.wal_pages - self._began >= self._pages_max // 2
 
-    def committed(self, wal_pages: int) -> None:
-        """Call after each commit and before the next batch opens; in the commit's thread if `is_behind` was true."""
+    def committed(self, wal_pages: int, *, was_behind: bool = True) -> None:
+        """Call after each commit and before the next batch opens; in the commit's thread if `is_behind` was true.
+
+        was_behind: `is_behind` from before the commit. If it was not, the commit may be on the loop: what a bulk that
+        ended during the commit left is then for the next one.
+        """
         self.wal_pages = wal_pages
         if self.failed is not None:
             error, self.failed = self.failed, None
             raise error
         if self._bulk is not None and self._bulk.is_alive():
             growth = wal_pages - self._began
-            if growth < self._pages_max:
+            if growth < self._pages_max or not was_behind:
                 return
             # Keep the WAL within what the reserve can take.
             self._bulk.join(_WAIT_S if growth < 2 * self._pages_max else None)
             if self._bulk.is_alive():
                 return
         if self._ended:
-            self._follow(wal_pages)
+            if was_behind:
+                self._follow(wal_pages)
         elif wal_pages >= self._pages_max:
             self._begin(wal_pages)
 
