@@ -20,7 +20,10 @@ from typing import Any
 import soak_memory
 
 KEPT = 64
+NAMED_FROM_S = 0.001
+"""Of CPU: a callback of the loop that takes longer is a part, by its own name."""
 PARTS: dict[str, tuple[str, ...]] = {
+    "requests in": ("veilmq.server.http.connection:Connection.data_received",),
     "batch": ("veilmq.store.sqlite.store:SqliteStore.apply",),
     "settlement": tuple(
         f"veilmq.store.sqlite.{place}:flush"
@@ -123,6 +126,17 @@ class Turns:
         return found
 
 
+def _timed_callback(handle: asyncio.Handle, run: Callable[[asyncio.Handle], None] = asyncio.Handle._run) -> None:
+    begun, spent = time.perf_counter(), time.thread_time()
+    run(handle)
+    cpu = time.thread_time() - spent
+    if cpu > NAMED_FROM_S:
+        callback: Any = handle._callback  # type: ignore[attr-defined]
+        owner = getattr(callback, "__self__", None)
+        called = owner.get_coro() if isinstance(owner, asyncio.Task) else callback
+        TURNS.add(f"({getattr(called, '__qualname__', called)})", time.perf_counter() - begun, cpu)
+
+
 class _Marking(selectors.EpollSelector):
     def select(self, timeout: float | None = None) -> Any:
         found = super().select(timeout)
@@ -163,6 +177,7 @@ def _wrap() -> None:
                 TURNS.add("garbage collector", time.perf_counter() - wall, time.thread_time() - cpu)
 
     gc.callbacks.append(collected)
+    asyncio.Handle._run = _timed_callback  # type: ignore[method-assign]
 
 
 TURNS = Turns()
