@@ -24,7 +24,7 @@ from veilmq.model.commands import CLIENT_NAME_CHARACTERS_MAX, Origin
 from veilmq.model.errors import ParameterInvalid
 from veilmq.model.settings.access import AccessKey, Action, Keyring
 from veilmq.server.auth import is_loopback_name
-from veilmq.server.http.intake import is_host
+from veilmq.server.http.intake.plain import is_host
 from veilmq.server.logs import RefusalLog
 
 INPUT_ENDED: Final = "veilmq.input_ended"

@@ -35,7 +35,7 @@ from veilmq.model.errors import VeilError
 from veilmq.model.instant import SECOND_US
 from veilmq.server.auth import is_loopback_name
 from veilmq.server.config.settings import Settings
-from veilmq.server.http.intake import is_host
+from veilmq.server.http.intake.plain import is_host
 
 _FILES: Final = {
     "console.css": "text/css; charset=utf-8",

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.support.contract.stage import Stage
 from tests.support.sqlite import SqliteFactory
 
-from veilmq.server.http.intake import is_host
+from veilmq.server.http.intake.plain import is_host
 
 METHODS = ("GET", "PUT", "POST", "DELETE", "HEAD", "OPTIONS", "PATCH")
 SEGMENTS = (
