@@ -381,7 +381,7 @@ async def test_what_http_forbids_is_refused_and_ends_the_connection(serve, case)
 async def test_a_refusal_has_the_form_of_the_protocol(serve, caplog):
     refused: list[tuple[int, str, str]] = []
 
-    def refuse(status: int, reason: str, request_id: str, request: Request | None) -> Response:
+    def refuse(status: int, reason: str, request: Request | None, request_id: str) -> Response:
         assert request is None
         refused.append((status, reason, request_id))
         return Response(status, b"text/xml", b"<no/>", ((b"x-request-id", request_id.encode()),))
@@ -398,7 +398,7 @@ async def test_a_refusal_has_the_form_of_the_protocol(serve, caplog):
 async def test_who_sends_too_long_a_body_is_answered_by_its_headers(serve, framing):
     refused: list[tuple[str, Request | None]] = []
 
-    def refuse(status: int, reason: str, request_id: str, request: Request | None) -> Response:
+    def refuse(status: int, reason: str, request: Request | None, request_id: str) -> Response:
         refused.append((request_id, request))
         return Response(status, b"text/plain", b"no")
 
@@ -425,7 +425,7 @@ async def test_who_sends_too_long_a_body_is_answered_by_its_headers(serve, frami
 async def test_whose_headers_are_refused_is_answered_by_the_others(serve, headers, status):
     refused: list[Request | None] = []
 
-    def refuse(status: int, reason: str, request_id: str, request: Request | None) -> Response:
+    def refuse(status: int, reason: str, request: Request | None, request_id: str) -> Response:
         refused.append(request)
         return Response(status, b"text/plain", b"no")
 
@@ -501,7 +501,7 @@ async def test_an_exception_after_the_answer_changes_nothing(serve):
 
 
 async def test_a_broken_refuse_hook_leaves_a_plain_refusal(serve):
-    def refuse(status: int, reason: str, request_id: str, request: Request | None) -> Response:
+    def refuse(status: int, reason: str, request: Request | None, request_id: str) -> Response:
         raise LookupError("broken on purpose")
 
     client = await (await serve(echo, refuse=refuse)).client()
@@ -514,7 +514,7 @@ async def test_a_second_answer_is_a_bug(serve):
     client = await port.client()
     await client.send(GET)
     exchange = await port.next()
-    assert exchange.peer == "127.0.0.1"
+    assert exchange.request.peer == "127.0.0.1"
     assert exchange.respond(Response(200, TEXT, b"once"))
     with pytest.raises(AssertionError, match="answered already"):
         exchange.respond(Response(200, TEXT, b"twice"))

@@ -352,7 +352,7 @@ class Service:
             for begin in self.first:
                 await begin()
         self.leads = True
-        undo.callback(self._follows)
+        undo.callback(setattr, self, "leads", False)
         for each in self.beside:
             undo.push_async_callback(_cancel, asyncio.create_task(self._once_serving(each)))
         return shell
@@ -365,9 +365,6 @@ class Service:
         """How it stands while another server owns the data. Only in a cluster."""
         assert self.cluster is not None
         return self.cluster.following
-
-    def _follows(self) -> None:
-        self.leads = False
 
     def _sqs_endpoint(self, declared: queues_file.Declared | None) -> sqs_codec.Endpoint:
         settings = self.settings
@@ -435,7 +432,7 @@ class Service:
             settings.listener_limits(name),
             ssl=self.certificate.context(settings.connections_max + OVERFLOW_MAX, name) if self.certificate else None,
             name=name,
-            refuse=lambda status, reason, request_id, request: codec.refuse(status, reason, request, request_id),
+            refuse=codec.refuse,
             failure=codec.failure,
             intake=HeaderCaseIntake if name == "azure" else Intake,
             unread=carrier.unread,

@@ -59,9 +59,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
                 raise ValueError(f"{name} must be greater than 0, not {getattr(self, name)}")
 
 
-# How a response must be written: a sum of these flags.
+# How a response must be written: `flags` is a sum of these.
 CLOSE: Final = 1
-KEEP_ALIVE_TOLD: Final = 2  # HTTP/1.0 closes the connection unless it is told to keep it
+KEEP_ALIVE: Final = 2  # in HTTP/1.0 a connection is closed unless the response says so
 HEAD: Final = 4
 
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -90,7 +90,7 @@ class Answers:
             self._date = date
             self._prefixes.clear()
 
-    def write(self, response: Response, form: int) -> bytes:
+    def write(self, response: Response, flags: int) -> bytes:
         """The whole response. Raises ValueError if a header contains a line break."""
         status = response.status
         prefix = self._prefixes.get((status, response.content_type, response.phrase))
@@ -105,12 +105,12 @@ class Answers:
             fields = b"".join([b"\r\n%b: %b" % pair for pair in own])
         if fields.count(b"\n") != len(own) or fields.count(b"\r") != len(own):
             raise ValueError(f"line break in a header of an answer: {own!r}")
-        if form:
-            fields += _CONNECTION[form & 3]
+        if flags:
+            fields += _CONNECTION[flags & 3]
         if status in _BODYLESS:
             return b"%b%b\r\n\r\n" % (prefix, fields)
         body = response.body
-        return b"".join((prefix, b"%d" % len(body), fields, b"\r\n\r\n", b"" if form & HEAD else body))
+        return b"".join((prefix, b"%d" % len(body), fields, b"\r\n\r\n", b"" if flags & HEAD else body))
 
     def _begin(self, name: bytes) -> bytes:
         begin = self._begins[name] = b"\r\n%b: " % name

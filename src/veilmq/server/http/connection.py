@@ -59,7 +59,7 @@ class Connection(asyncio.Protocol):
     __slots__ = (
         "_answering_in_turn",
         "_exchange",
-        "_form",
+        "_flags",
         "_held_bytes",
         "_intake",
         "_leftover",
@@ -87,7 +87,7 @@ class Connection(asyncio.Protocol):
         self.deadline = inf
         self.input_ended = False
         self._exchange: Exchange | None = None
-        self._form = 0
+        self._flags = 0
         self._pending = bytearray()
         self._leftover = False
         self._answering_in_turn = False
@@ -217,12 +217,12 @@ class Connection(asyncio.Protocol):
         else:
             self._await_input()
 
-    def _hand_over(self, request: Request, form: int) -> bool:
+    def _hand_over(self, request: Request, flags: int) -> bool:
         """Pass one request to the handler; True if it is answered and the connection can take another."""
         listener = self._listener
         listener.requests += 1
         self.phase = HANDLER
-        exchange = self._exchange = Exchange(self, request, form | self._form)
+        exchange = self._exchange = Exchange(self, request, flags | self._flags)
         self._answering_in_turn = True
         try:
             listener.handler(request, exchange)
@@ -267,7 +267,7 @@ class Connection(asyncio.Protocol):
             self.deadline = self._listener.due(limits.header_deadline_s)
 
     def _await_request(self) -> None:
-        if self._form:
+        if self._flags:
             self.close()
         else:
             self.phase = IDLE
@@ -275,7 +275,7 @@ class Connection(asyncio.Protocol):
 
     # Output.
 
-    def write_answer(self, response: Response, form: int, exchange: Exchange) -> bool:
+    def write_answer(self, response: Response, flags: int, exchange: Exchange) -> bool:
         """See `Exchange.respond`; False if the client is gone."""
         self._exchange = None
         transport = self._transport
@@ -283,19 +283,20 @@ class Connection(asyncio.Protocol):
             return False
         listener = self._listener
         if response.close:
-            form |= CLOSE
+            flags |= CLOSE
         try:
-            answer = listener.answers.write(response, form)
+            answer = listener.answers.write(response, flags)
         except ValueError as error:
-            answer = listener.unwritable(exchange.request, form, error)
+            answer = listener.unwritable(exchange.request, flags, error)
         if listener.secure:
-            self._write_in_pieces(answer)
+            self._rest = memoryview(answer)
+            self._write_rest()
         else:
             transport.write(answer)
         listener.bytes_sent += len(answer)
         if self.phase == WRITING:
             self._count(len(answer), exchange)
-        if form & CLOSE:
+        if flags & CLOSE:
             self.close()
         elif self._answering_in_turn or self.phase == WRITING:
             pass
@@ -307,12 +308,9 @@ class Connection(asyncio.Protocol):
             self.deadline = listener.idle_due
         return True
 
-    def _write_in_pieces(self, answer: bytes) -> None:
-        """With TLS: asyncio accepts any amount at once, and pauses its writer only when more is written after that."""
-        self._rest = memoryview(answer)
-        self._write_rest()
-
     def _write_rest(self) -> None:
+        """With TLS an answer goes out in pieces: asyncio accepts any amount at once, and pauses its writer only when
+        more is written after that."""
         size = self._listener.limits.write_buffer_bytes_max
         while self._rest and self.phase != WRITING:
             piece, self._rest = self._rest[:size], self._rest[size:]
@@ -389,7 +387,7 @@ class Connection(asyncio.Protocol):
 
     def finish(self) -> None:
         """Close after the current request; at once if there is none."""
-        self._form = CLOSE
+        self._flags = CLOSE
         if self._exchange is not None:
             self._exchange.close_after()
         elif self.phase == IDLE:

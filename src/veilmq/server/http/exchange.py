@@ -16,22 +16,17 @@ if TYPE_CHECKING:
 class Exchange:
     """One request at its handler. It is answered exactly once, now or later, on the loop's thread."""
 
-    __slots__ = ("_connection", "_form", "_on_gone", "account", "answered", "request")
+    __slots__ = ("_connection", "_flags", "_on_gone", "account", "answered", "request")
 
     account: str
     """Whose messages the answer may have; not set if it has none."""
 
-    def __init__(self, connection: Connection, request: Request, form: int) -> None:
+    def __init__(self, connection: Connection, request: Request, flags: int) -> None:
         self._connection: Connection | None = connection
-        self._form = form
+        self._flags = flags
         self._on_gone: Callable[[], None] | None = None
         self.request = request
         self.answered = False
-
-    @property
-    def peer(self) -> str:
-        """The address of the client, without port."""
-        return self.request.peer
 
     @property
     def gone(self) -> bool:
@@ -64,11 +59,11 @@ class Exchange:
         if connection is None:
             return False
         self._connection = self._on_gone = None
-        return connection.write_answer(response, self._form, self)
+        return connection.write_answer(response, self._flags, self)
 
     def close_after(self) -> None:
         """Close the connection after this response."""
-        self._form |= CLOSE
+        self._flags |= CLOSE
 
     def give_up(self) -> None:
         """The client stopped sending: call `on_gone`."""

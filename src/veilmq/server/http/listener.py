@@ -33,15 +33,15 @@ log = logging.getLogger("veilmq.listener")
 # Called on the loop when a request is complete; answers through the exchange, now or later.
 Handler: TypeAlias = Callable[[Request, Exchange], None]
 
-# (status, reason, request id, the request if its headers were read) -> the response, in the protocol's own form, to
+# (status, reason, the request if its headers were read, request id) -> the response, in the protocol's own form, to
 # what HTTP or a limit forbids.
-Refuse: TypeAlias = Callable[[int, str, str, Request | None], Response]
+Refuse: TypeAlias = Callable[[int, str, Request | None, str], Response]
 
 # The answer to a request whose handler raised.
 Failure: TypeAlias = Callable[[Request], Response]
 
 
-def refuse_plainly(status: int, reason: str, request_id: str, request: Request | None = None) -> Response:
+def refuse_plainly(status: int, reason: str, request: Request | None, request_id: str) -> Response:
     return Response(status, b"text/plain; charset=utf-8", f"{reason} (request {request_id})\n".encode())
 
 
@@ -101,7 +101,7 @@ class Listener:
         refuse: Refuse,
         failure: Failure,
         intake: type[Intake],
-        unread: Unread | None = None,
+        unread: Unread | None,
     ) -> None:
         self.handler = handler
         self.limits = limits
@@ -127,9 +127,7 @@ class Listener:
         blocks = (map((form % number).__add__, _LAST_DIGITS) for number in count(int(seed[18:26], 16)))
         self.next_request_id = chain.from_iterable(blocks).__next__
 
-    async def open(
-        self, host: str, port: int, context: ssl.SSLContext | None, opened: socket.socket | None = None
-    ) -> None:
+    async def open(self, host: str, port: int, context: ssl.SSLContext | None, opened: socket.socket | None) -> None:
         limits = self.limits
         secure = context is not None
         where: dict[str, Any] = {"host": host, "port": port} if opened is None else {"sock": opened}
@@ -213,11 +211,11 @@ class Listener:
             log.error("%s: the failed request gets a plain answer", self.name, exc_info=error, extra=extra)
             return fail_plainly(request)
 
-    def unwritable(self, request: Request, form: int, error: ValueError) -> bytes:
+    def unwritable(self, request: Request, flags: int, error: ValueError) -> bytes:
         """The response that replaces one that cannot be written."""
         self.failures += 1
         log.error("%s: no answer can be written", self.name, exc_info=error, extra={"request": request.request_id})
-        return self.answers.write(fail_plainly(request), form)
+        return self.answers.write(fail_plainly(request), flags)
 
     def refusal_answer(self, refusal: Refusal, peer: str) -> bytes:
         self.refusals += 1
@@ -225,11 +223,11 @@ class Listener:
         request_id = self.next_request_id() if request is None else request.request_id
         self._refusals.write(peer, refusal.status, refusal.reason, request_id)
         try:
-            return self.answers.write(self._refuse(refusal.status, refusal.reason, request_id, request), CLOSE)
+            return self.answers.write(self._refuse(refusal.status, refusal.reason, request, request_id), CLOSE)
         except Exception as error:
             text, extra = "%s: the refused request gets a plain answer", {"request": request_id}
             log.error(text, self.name, exc_info=error, extra=extra)
-            return self.answers.write(refuse_plainly(refusal.status, refusal.reason, request_id), CLOSE)
+            return self.answers.write(refuse_plainly(refusal.status, refusal.reason, request, request_id), CLOSE)
 
     def _tick_date(self) -> None:
         """Update the Date as a second begins: no Date may be older than the times in the body."""

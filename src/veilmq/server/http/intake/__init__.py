@@ -20,7 +20,7 @@ from typing import Final
 import httptools
 
 from veilmq.protocols import Request, absolute_form
-from veilmq.server.http import CLOSE, HEAD, KEEP_ALIVE_TOLD, Limits
+from veilmq.server.http import CLOSE, HEAD, KEEP_ALIVE, Limits
 from veilmq.server.http.intake.plain import OWN_CASE, is_host, read_plain
 
 SLICE_BYTES: Final = 16 * 1024
@@ -48,7 +48,7 @@ class Refusal(Exception):
 class Intake:
     """The parser of one connection.
 
-    ready: complete requests, each with the form its answer must have (a sum of CLOSE, KEEP_ALIVE_TOLD, HEAD).
+    ready: complete requests, each with the flags of its answer (CLOSE, KEEP_ALIVE, HEAD).
     refusal: set once; it comes after the requests that are ready, and nothing is parsed any more.
     in_body: headers are complete, the body is not. expects: the client waits for 100 Continue before it sends one.
     fed_bytes: input held for a request that is not complete.
@@ -62,7 +62,7 @@ class Intake:
         "_chunked",
         "_doubled",
         "_duplicates",
-        "_form",
+        "_flags",
         "_headers",
         "_headers_taken",
         "_idle_bytes",
@@ -101,7 +101,7 @@ class Intake:
         self._upgrading = False
         self._chunked = False
         self._method = ""
-        self._form = 0
+        self._flags = 0
         self._target = b""
         self._authority: bytes | None = None
         self._duplicates = _NO_DUPLICATES
@@ -128,7 +128,7 @@ class Intake:
     def read_plain(self, data: bytes) -> Request | None:
         """The request, if the data is one plain request and nothing unfinished came before it.
 
-        Only while no request is ready and none was refused. The form of its answer is 0.
+        Only while no request is ready and none was refused. Its answer needs no flags.
         """
         if self._begun or self.fed_bytes or len(data) > SLICE_BYTES:
             return None
@@ -240,9 +240,9 @@ class Intake:
         self._method = method
         # Without a Connection header only HTTP/1.1 stays open.
         stays_open = b"connection" not in headers and parser.should_keep_alive()
-        self._form = 0 if stays_open else self._uncommon_form(headers)
+        self._flags = 0 if stays_open else self._uncommon_flags(headers)
         if method == "HEAD":
-            self._form |= HEAD
+            self._flags |= HEAD
         if self._target[0] != 0x2F:
             self._split_absolute_form()
         self._headers_taken = headers
@@ -267,7 +267,7 @@ class Intake:
         if b"upgrade" in headers and parser.should_upgrade():
             self._upgrading = self._chunked or int(headers.get(b"content-length", b"0")) > 0
 
-    def _uncommon_form(self, headers: dict[bytes, bytes]) -> int:
+    def _uncommon_flags(self, headers: dict[bytes, bytes]) -> int:
         version = self._parser.get_http_version()
         if version not in ("1.1", "1.0"):
             raise Refusal(505, f"HTTP/{version} is not spoken here")
@@ -275,7 +275,7 @@ class Intake:
             raise Refusal(400, "HTTP/1.0 has no transfer-encoding")
         if not self._parser.should_keep_alive():
             return CLOSE
-        return KEEP_ALIVE_TOLD if version == "1.0" else 0
+        return KEEP_ALIVE if version == "1.0" else 0
 
     def _check_names(self, headers: dict[bytes, bytes]) -> None:
         if self._doubled is not None:
@@ -351,9 +351,9 @@ class Intake:
             return
         body = self._body
         request = self._request(body if type(body) is bytes else bytes(body))
-        self.ready.append((request, self._form))
+        self.ready.append((request, self._flags))
         # llhttp refuses what follows a connection's last request: nothing after it is read plainly.
-        self._begun = self._form & CLOSE != 0
+        self._begun = self._flags & CLOSE != 0
         self.in_body = self.expects = self._chunked = False
         self._target = self._body = b""
         self.fed_bytes = self._body_fed = self._idle_bytes = 0
