@@ -72,18 +72,18 @@ Kept = TypeVar("Kept", bound=Closable)
 
 
 class SteppedLog(PostgresLog):
-    """Appends as a server's loop does: sends, waits for news at the descriptor, and ends what was heard of."""
+    """Appends as a server's loop does: sends, waits for an answer at the descriptor, and ends what is confirmed."""
 
-    heard_of = 0
+    confirmed_at_once = 0
     """Appends that did not have to wait."""
 
     def append(self, lsn: int, record: bytes) -> None:
         descriptor = self.send(lsn, record)
         if descriptor is not None:
-            heard = None
-            while heard is None and select.select([descriptor], [], [], 1.0)[0]:
-                heard = self.heard()
-            self.heard_of += heard is True
+            answer = None
+            while answer is None and select.select([descriptor], [], [], 1.0)[0]:
+                answer = self.confirmed()
+            self.confirmed_at_once += answer is True
         super().append(lsn, record)
 
 

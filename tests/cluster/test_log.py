@@ -46,7 +46,7 @@ class TestAppend:
     def test_needs_no_thread_that_waits_but_for_the_first_of_a_segment(self, cluster: Cluster) -> None:
         log = cluster.log()
         fill(log, 130)
-        assert log.heard_of == 130 - 3
+        assert log.confirmed_at_once == 130 - 3
         assert [(lsn, record) for lsn, _, record in cluster.rows()] == [(n, b"record %d" % n) for n in range(1, 131)]
 
     def test_that_was_sent_ends_at_the_next_owner_or_here(self, cluster: Cluster) -> None:
@@ -358,7 +358,7 @@ class TestSegments:
             log.append(3, b"third")
         log.append(3, b"third")
         log.append(4, b"fourth")
-        assert log.heard_of == 2
+        assert log.confirmed_at_once == 2
 
     def test_leave_no_prepared_statements_behind(self, cluster: Cluster) -> None:
         """A connection lives for months."""

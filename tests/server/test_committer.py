@@ -185,21 +185,21 @@ def test_the_loop_goes_on_while_a_job_apart_lasts() -> None:
 def test_a_commit_that_is_confirmed_elsewhere_ends_on_the_loop_and_any_other_on_the_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """None: the news says nothing yet. Without any the thread finds out."""
+    """None: no whole answer yet. Without any the thread finds out."""
 
     async def play(stage: Stage) -> None:
         ours, theirs = socket.socketpair()
         with ours, theirs:
             for news, on_loop in (([None, None, True], True), ([None, False], False), ([], False)):
                 # Where news comes, it comes in time, however busy the machine is.
-                monkeypatch.setattr(committer_module, "HEARD_S", PATIENCE_SECONDS if news else 0.01)
+                monkeypatch.setattr(committer_module, "CONFIRM_S", PATIENCE_SECONDS if news else 0.01)
                 coming = iter(news)
 
-                def heard(coming: Iterator[bool | None] = coming) -> bool | None:
+                def confirmed(coming: Iterator[bool | None] = coming) -> bool | None:
                     ours.recv(1)
                     return next(coming)
 
-                stage.committer.commit_heard(ours.fileno(), heard, threading.current_thread)
+                stage.committer.end_commit(ours.fileno(), confirmed, threading.current_thread)
                 theirs.sendall(b"x" * len(news))
                 error, thread, _ = await stage.next()
                 assert error is None

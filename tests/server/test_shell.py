@@ -342,8 +342,8 @@ def test_batches_that_are_rolled_back_are_told_now_and_then(caplog: pytest.LogCa
     """While a full disk or a lost log fails one batch after the other."""
     rollbacks = RollbackLog(logging.getLogger("veilmq.shell"))
     for _ in range(3):
-        rollbacks.tell(StoreFailed(reason="no room"), 100.0)
-    rollbacks.tell(StoreFailed(reason="still none"), 105.0)
+        rollbacks.note(StoreFailed(reason="no room"), 100.0)
+    rollbacks.note(StoreFailed(reason="still none"), 105.0)
     said = [record.getMessage() for record in caplog.records if "rolled back" in record.getMessage()]
     assert [each.partition(" rolled")[0] for each in said] == ["a batch was", "3 batches were"]
     assert "no room" in said[0]

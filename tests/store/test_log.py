@@ -51,8 +51,8 @@ class MemoryLog:
     def send(self, lsn: int, record: bytes) -> int | None:
         """See `Log.send`: `append` does it all."""
 
-    def heard(self) -> bool:
-        """See `Log.heard`."""
+    def confirmed(self) -> bool:
+        """See `Log.confirmed`."""
         return False
 
     def bring(self, follower: SqliteFollower) -> None:

@@ -55,8 +55,8 @@ class FollowedLog:
     def send(self, lsn: int, record: bytes) -> int | None:
         """See `Log.send`: `append` does it all."""
 
-    def heard(self) -> bool:
-        """See `Log.heard`."""
+    def confirmed(self) -> bool:
+        """See `Log.confirmed`."""
         return False
 
     def compare(self, owner: apsw.Connection) -> None:

@@ -27,9 +27,10 @@ from veilmq.store.reader import Reader, View
 __all__ = ["MIB", "Options", "Reader", "RollbackLog", "Store", "View"]
 
 MIB = 1 << 20
-_TOLD_S: Final = 5.0
+_LINE_EVERY_S: Final = 5.0
 """Seconds between two log lines about batches that were rolled back."""
 _LATELY_S: Final = 30.0
+"""How long `RollbackLog.lately` knows the last one."""
 
 
 class RollbackLog:
@@ -41,12 +42,12 @@ class RollbackLog:
         self._count, self._due_s = 0, -math.inf
         self._reason, self._last_s = "", -math.inf
 
-    def tell(self, error: StoreFailed, now_s: float) -> None:
-        """One more. now_s: on a clock that never goes back."""
+    def note(self, error: StoreFailed, now_s: float) -> None:
+        """One more batch was rolled back. now_s: on a clock that never goes back."""
         self._count += 1
         self._reason, self._last_s = str(error), now_s
         if now_s >= self._due_s:
-            self._due_s = now_s + _TOLD_S
+            self._due_s = now_s + _LINE_EVERY_S
             count = f"{self._count} batches were" if self._count > 1 else "a batch was"
             self._logger.error("%s rolled back and applied command by command: %s", count, error)
             self._count = 0
@@ -146,10 +147,10 @@ class Store(Protocol):
 
     def begin_commit(self) -> int | None:
         """Begin to make the applied batch durable elsewhere, without waiting. Returns a descriptor that is readable
-        when an answer has arrived: then call `commit_heard`. None: call `commit`."""
+        when an answer has arrived: then call `commit_confirmed`. None: call `commit`."""
         ...
 
-    def commit_heard(self) -> bool | None:
+    def commit_confirmed(self) -> bool | None:
         """True: the batch is durable, and `commit` will not wait. False: `commit` must find out. None: no answer has
         arrived yet."""
         ...

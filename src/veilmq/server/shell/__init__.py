@@ -43,6 +43,16 @@ _REST_S: Final = 20e-6
 _QUIET_TURNS_AFTER_STALL: Final = 8
 """`_QUIET_TURNS` after a stall: by then all that arrived during it is read. A new connection takes four turns."""
 _TURNS_AFTER_STALL_MAX: Final = 2_000
+LATENCY_BUCKETS_US: Final = (100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 1_000_000)
+"""Upper bounds of a histogram of latencies."""
+_SLOW_COMMIT_US: Final = 250_000
+_QUERY_THREADS: Final = 2
+_IDLE_S_MAX: Final = 1.0
+_STALL_US: Final = 1_500_000
+_ADVANCE_STEPS_MAX: Final = 2_000
+_LEASE_ENDED: Final = "this server's lease of the shard has ended"
+
+logger = logging.getLogger("veilmq.shell")
 
 
 class Gathering:
@@ -88,18 +98,6 @@ class Gathering:
         if not more:
             self._end()
         return more
-
-
-LATENCY_BUCKETS_US: Final = (100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 1_000_000)
-"""Upper bounds of a histogram of latencies."""
-_SLOW_COMMIT_US: Final = 250_000
-_QUERY_THREADS: Final = 2
-_IDLE_S_MAX: Final = 1.0
-_STALL_US: Final = 1_500_000
-_ADVANCE_STEPS_MAX: Final = 2_000
-_LEASE_ENDED: Final = "this server's lease of the shard has ended"
-
-logger = logging.getLogger("veilmq.shell")
 
 
 class MovableClock(Clock, Protocol):
@@ -375,7 +373,7 @@ class Shell(Calls):
             if descriptor is None:
                 self._committer.commit(store.commit, takes_long=store.commit_takes_long)
             else:
-                self._committer.commit_heard(descriptor, store.commit_heard, store.commit)
+                self._committer.end_commit(descriptor, store.commit_confirmed, store.commit)
         else:
             self._deliver_unwritten(engine.committed(batch, applied))
             self._soon()
@@ -400,7 +398,7 @@ class Shell(Calls):
         assert batch is not None
         assert applied is not None
         if isinstance(error, StoreFailed):
-            self._rollbacks.tell(error, self._stopwatch())
+            self._rollbacks.note(error, self._stopwatch())
             commands, at = batch.commands, applied.at
             self._committer.run_apart(lambda: self.store.apply_each(commands, at))
             return

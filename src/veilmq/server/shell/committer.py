@@ -4,8 +4,8 @@ Strategy: waking a thread and passing it the interpreter and back costs more tha
 caller waits for the commit anyway. So commits run on the loop while they take less than a millisecond on average.
 Otherwise a thread runs them, so that the loop goes on, and one in 64 is tried on the loop again. After a long commit on
 the loop the sockets are read before the commit is reported, so that a client that hung up meanwhile gets no message.
-A commit that another machine has to confirm is begun on the loop and ended there once that is heard; only if something
-else is heard, or nothing for long, the thread finds out.
+A commit that another machine has to confirm has begun already. It ends on the loop once it is confirmed; if the answer
+is another one, or none comes for long, the thread finds out.
 
 Before changing it: the caller waits until the thread has picked up the job. Without that wait the loop gives the
 interpreter away only between two callbacks, for less time than a wake takes, and commits began 0.3 ms late
@@ -29,7 +29,7 @@ TRIED_EVERY: Final = 64
 """While the thread commits, every n-th commit runs on the loop, to see whether commits are short again."""
 LONG_US: Final = 10_000
 """After a commit of this length on the loop, the sockets are read before answers are sent."""
-HEARD_S: Final = 1.0
+CONFIRM_S: Final = 1.0
 """How long the loop waits for a commit to be confirmed; then the thread finds out what became of it."""
 _WEIGHT: Final = 1 / 16
 _BEGIN_S: Final = 0.001
@@ -84,15 +84,18 @@ class Committer:
         else:
             self._report(error, result, elapsed_us)
 
-    def commit_heard(self, descriptor: int, heard: Callable[[], bool | None], job: Callable[[], Any]) -> None:
-        """Run a commit that has begun: at once when `heard` says that it need not wait, otherwise on the thread; the
-        previous job must have been reported. descriptor: where news comes in."""
+    def end_commit(self, descriptor: int, confirmed: Callable[[], bool | None], job: Callable[[], Any]) -> None:
+        """Run the end of a commit that has begun, on the loop if it is confirmed, otherwise on the thread; the previous
+        job must have been reported.
+
+        descriptor: readable when an answer has arrived. confirmed: as `Store.commit_confirmed`.
+        """
         started = self._clock()
 
         def look() -> None:
-            confirmed = heard()
-            if confirmed is not None:
-                end(on_loop=confirmed)
+            answer = confirmed()
+            if answer is not None:
+                end(on_loop=answer)
 
         def end(*, on_loop: bool) -> None:
             self._loop.remove_reader(descriptor)
@@ -103,7 +106,7 @@ class Committer:
                 self.run_apart(job)
 
         self._loop.add_reader(descriptor, look)
-        timer = self._loop.call_later(HEARD_S, partial(end, on_loop=False))
+        timer = self._loop.call_later(CONFIRM_S, partial(end, on_loop=False))
 
     def leave_loop(self) -> None:
         """Run all further commits on the thread, so that a hanging one does not block the loop's deadlines."""

@@ -236,8 +236,8 @@ class Archive:
         self.append(lsn, record)
         return None
 
-    def heard(self) -> bool | None:
-        """See `Log.heard`."""
+    def confirmed(self) -> bool | None:
+        """See `Log.confirmed`."""
         return True
 
     def committed(self) -> None:

@@ -108,7 +108,7 @@ class Log(Protocol):
         ...
 
     def append(self, lsn: int, record: bytes) -> None:
-        """Make a packed `Record` durable, or finish what `send` began. Blocks, unless `heard` has said True. Raises
+        """Make a packed `Record` durable, or finish what `send` began. Blocks, unless `confirmed` was True. Raises
         NotAppended, NotOwner, AppendUnknown.
 
         lsn: the number of the last record, plus one.
@@ -116,11 +116,11 @@ class Log(Protocol):
         ...
 
     def send(self, lsn: int, record: bytes) -> int | None:
-        """Begin an append without waiting. Returns the descriptor that is readable when there is news: then ask
-        `heard`. None: `append` has to wait. Raises NotAppended, NotOwner, AppendUnknown."""
+        """Begin an append without waiting. Returns the descriptor that is readable when an answer arrives: then ask
+        `confirmed`. None: `append` has to wait. Raises NotAppended, NotOwner, AppendUnknown."""
         ...
 
-    def heard(self) -> bool | None:
+    def confirmed(self) -> bool | None:
         """Whether what was sent is in the log; False: `append` has to find out; None: there was no answer yet."""
         ...
 

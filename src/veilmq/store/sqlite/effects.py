@@ -117,9 +117,9 @@ class Shipping:
         self._packed = self._record(clock)
         return None if self._packed is None else self._log.send(self._packed[0].lsn, self._packed[1])
 
-    def heard(self) -> bool | None:
-        """See `Log.heard`."""
-        return self._log.heard()
+    def confirmed(self) -> bool | None:
+        """See `Log.confirmed`."""
+        return self._log.confirmed()
 
     def append(self, clock: int) -> None:
         """Append what the transaction changed, if it changed anything, or finish what `send` began. Raises as

@@ -142,7 +142,7 @@ class SqliteReader:
                 backup.backup(self.directory.database, copy, lambda done, total: step(), is_owner=True)
             except DatabaseFailed as error:
                 if str(error) == MISMATCH and not self._readers.trusting:
-                    self._readers.tell_mismatch()
+                    self._readers.note_mismatch()
                 raise
             return copy.open("r+b")
 

@@ -123,7 +123,7 @@ class SqliteStore:
             self._space = Space(self.directory, self._writer, has_log=self._log is not None)
             if freed or freed_now:
                 self._space.free_reserve(freed=True)
-            self._apply_log()
+            self._flush_all()
             self._writer.redo.open(self.directory.free_bytes() - self.directory.floor_bytes(), connection)
             if self._log is None:
                 with suppress(apsw.FullError):  # a copy of veilmq.db alone then knows which files belong to it
@@ -254,10 +254,10 @@ class SqliteStore:
                 self.apply_log()
         return descriptor
 
-    def commit_heard(self) -> bool | None:
-        """See `Store.commit_heard`."""
+    def commit_confirmed(self) -> bool | None:
+        """See `Store.commit_confirmed`."""
         shipping = self._writer.shipping
-        return False if shipping is None or self.checkpointer.is_behind else shipping.heard()
+        return False if shipping is None or self.checkpointer.is_behind else shipping.confirmed()
 
     def commit(self) -> None:
         """See `Store.commit`."""
@@ -297,7 +297,7 @@ class SqliteStore:
         StoreUnknown."""
         judged = verdict(error)
         if is_mismatch(error):
-            self.readers.tell_mismatch()
+            self.readers.note_mismatch()
         if isinstance(judged, StoreUnknown):
             self._broken = judged.reason
             raise judged from error
@@ -394,7 +394,7 @@ class SqliteStore:
                 if self.readers.trusting:
                     self._writer.trust_pages()
                 if self._log is None:
-                    self._apply_log()
+                    self._flush_all()
                 else:  # the next owner flushes
                     self.apply_log()
                 self._writer.release_redo()
@@ -409,7 +409,7 @@ class SqliteStore:
         finally:
             self.directory.close()
 
-    def _apply_log(self) -> None:
+    def _flush_all(self) -> None:
         """Apply the redo log and flush all messages. At start, because content read from disk is checked in the tables;
         and at close.
 

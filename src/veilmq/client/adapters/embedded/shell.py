@@ -226,7 +226,7 @@ class Shell(OfProcess):
         try:
             self._store.commit()
         except StoreFailed as error:
-            self._rollbacks.tell(error, self.clock.monotonic())
+            self._rollbacks.note(error, self.clock.monotonic())
             return self._store.apply_each(commands, applied.at)
         return applied
 

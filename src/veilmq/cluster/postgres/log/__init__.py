@@ -6,7 +6,7 @@ branch, even on a promoted standby that lacks records. One append is under way a
 owner takes over from itself, and only then looks for the record: a later append finds another epoch, and what is there
 was written before the take-over, which is replicated.
 
-As long as all is well, no thread waits for an append: `send` and `heard` are called on the owner's loop. `append`
+As long as all is well, no thread waits for an append: `send` and `confirmed` are called on the owner's loop. `append`
 handles everything else, in a thread.
 
 Before changing it: nobody cancels an append. One whose wait for the standby is cancelled is visible here and absent
@@ -164,9 +164,9 @@ class PostgresLog(Connected):
         sending.send(prepared[2], [_pack(lsn), _pack(self.epoch), record, _pack(self.epoch), *map(_pack, last[:2])])
         return sending.descriptor
 
-    def heard(self) -> bool | None:
+    def confirmed(self) -> bool | None:
         """As in `Log`."""
-        return False if self._sending is None else self._sending.heard()
+        return False if self._sending is None else self._sending.read()
 
     def prepare(self) -> None:
         """Create the next segment when half of the current one is used. Call now and then, in any thread.
@@ -341,15 +341,15 @@ class _Sending:
         """Whether the record is certainly in the log."""
 
     def send(self, statement: str, parameters: list[bytes]) -> None:
-        """Send it. If that fails, all that is heard is that the connection is lost."""
+        """Send it. If that fails, `read` and `finish` find the connection lost."""
         self._session.remarks.clear()
         with suppress(psycopg.Error):
             self._session.pgconn.send_query_prepared(statement.encode(), parameters, _BINARY)
             if next(self._coming) == Wait.R:
                 self.descriptor = self._session.fileno()
 
-    def heard(self) -> bool | None:
-        """As `Log.heard`."""
+    def read(self) -> bool | None:
+        """Read what has arrived of the answer. Returns as `Log.confirmed`."""
         try:
             self._coming.send(Ready.R)
         except StopIteration:

@@ -93,7 +93,7 @@ PRIORITY_LINES_MAX: Final = PRIORITY_MAX
 _NEXT_WITH_GROUPS: Final = (
     "SELECT min(generation) FROM message_group INDEXED BY message_group_name WHERE generation > ?"
 )
-_FIRST_DUE: Final = "SELECT min(due) FROM lease INDEXED BY lease_hidden WHERE generation = ? AND hidden = 1"
+FIRST_DUE: Final = "SELECT min(due) FROM lease INDEXED BY lease_hidden WHERE generation = ? AND hidden = 1"
 
 
 class LiveQueue:
@@ -335,9 +335,9 @@ class Queues:
         self.per_account[queue.key.account] += 1
         self.names.add(queue.key)
         if queue.settings.alias is not None:
-            self.call(queue.key, queue.settings.alias)
+            self.set_alias(queue.key, queue.settings.alias)
         if queue.settings.redrive is not None:
-            self.redrive(queue.key, queue.settings.redrive)
+            self.set_redrive(queue.key, queue.settings.redrive)
 
     def remove(self, queue: LiveQueue) -> None:
         """Remove a queue that was deleted."""
@@ -347,10 +347,10 @@ class Queues:
         if not self.per_account[queue.key.account]:
             del self.per_account[queue.key.account]
         self.names.remove(queue.key)
-        self.call(queue.key, None)
-        self.redrive(queue.key, None)
+        self.set_alias(queue.key, None)
+        self.set_redrive(queue.key, None)
 
-    def call(self, key: QueueKey, alias: str | None) -> None:
+    def set_alias(self, key: QueueKey, alias: str | None) -> None:
         """Set the queue's only alias; None removes it."""
         known = self._alias_of.pop(key, None)
         if known is not None:
@@ -361,7 +361,7 @@ class Queues:
             self.aliases[known] = key
             self.alias_names.add(known)
 
-    def redrive(self, key: QueueKey, policy: RedrivePolicy | None) -> None:
+    def set_redrive(self, key: QueueKey, policy: RedrivePolicy | None) -> None:
         """Set the queue's redrive policy; None removes it."""
         known = self._target_of.pop(key, None)
         if known is not None:
@@ -430,7 +430,7 @@ def load(connection: apsw.Connection) -> Queues:
     _load_leases(connection, by_generation)
     for queue in by_generation.values():
         if queue.delayed or queue.in_flight:
-            found = connection.execute(_FIRST_DUE, (queue.generation,)).get
+            found = connection.execute(FIRST_DUE, (queue.generation,)).get
             queues.lower_due(queue, found)
         if queue.visible or queue.delayed or queue.in_flight:
             queue.next_expiry = Instant(0)

@@ -61,7 +61,7 @@ class Readers:
                 failed = not is_mismatch(error)
                 if failed:
                     raise
-                self.tell_mismatch()
+                self.note_mismatch()
                 raise StoreFailed(reason=MISMATCH) from error
             finally:
                 if connection.in_transaction:
@@ -87,7 +87,7 @@ class Readers:
         with self.lend() as connection:
             return step(connection)
 
-    def tell_mismatch(self) -> None:
+    def note_mismatch(self) -> None:
         """Say in the log that a page did not match its checksum, and read on whatever the pages hold."""
         self.trusting = True
         logger.error(SERVED, self._path)

@@ -11,15 +11,13 @@ from veilmq.model.events import ENDED_BY_ITSELF, Kind
 from veilmq.model.instant import FOREVER, Instant
 from veilmq.model.settings.topic import is_hidden
 from veilmq.store.sqlite.batch import Writer
-from veilmq.store.sqlite.batch.queues import LiveQueue
+from veilmq.store.sqlite.batch.queues import FIRST_DUE, LiveQueue
 from veilmq.store.sqlite.messages import Place, event_of, flush, numbers, packed_places, read_places, uncount
 from veilmq.store.sqlite.messages.dead_letters import dead_letter, remove
 
 RETURNS_OF_BATCH: Final = 1_024
 """How many leases may be ended by the commands of one batch; beyond, `RETURNS_MIN` a command."""
 RETURNS_MIN: Final = 16
-
-
 _DUE: Final = packed_places(
     "(SELECT * FROM lease INDEXED BY lease_hidden WHERE generation = ? AND hidden = 1 AND due <= ? ORDER BY due"
     " LIMIT ?) l CROSS JOIN message m ON m.sequence = l.sequence"
@@ -58,11 +56,9 @@ def return_due(writer: Writer, queue: LiveQueue, count_max: int) -> int:
     if ended and (at_cap or not queue.settings.fifo):
         queue.woken += len(ended)
     queue.next_due = FOREVER
-    following = writer.read_one(
-        "SELECT min(due) FROM lease INDEXED BY lease_hidden WHERE generation = ? AND hidden = 1", (queue.generation,)
-    )
-    if following is not None and following[0] is not None:
-        writer.queues.lower_due(queue, following[0])
+    ((following,),) = writer.read(FIRST_DUE, (queue.generation,))
+    if following is not None:
+        writer.queues.lower_due(queue, following)
     return len(ended)
 
 

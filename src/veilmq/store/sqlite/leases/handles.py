@@ -49,6 +49,8 @@ _RESUMED: Final = int(Kind.LEASE_RESUMED)
 _FOR_RETRY: Final = int(Kind.RELEASED_FOR_RETRY)
 _FROM_EXTEND: Final = int(LeaseSource.EXTEND)
 _DONE: Final = Deleted()
+_SENT: Final = "SELECT m.id, m.sent, m.group_id, m.type FROM message m WHERE m.sequence = ?"
+_MOVE: Final = "UPDATE lease SET hidden = ?, due = ?, rotation = ?, turn = ?, ending = ? WHERE sequence"
 LEASE_TOTAL_REASON: Final = "total"
 """ParameterInvalid.reason when an extension would exceed the protocol's cap on the whole lease."""
 
@@ -285,15 +287,14 @@ def undeliver(writer: Writer, command: Undeliver) -> Outcome:
     return Undelivered(released)
 
 
-_SENT: Final = "SELECT m.id, m.sent, m.group_id, m.type FROM message m WHERE m.sequence = ?"
-
-
-def release_all(writer: Writer, queue: LiveQueue, places: Sequence[Place], origin: int, **told: object) -> None:
+def release_all(
+    writer: Writer, queue: LiveQueue, places: Sequence[Place], origin: int, detail: dict[str, object]
+) -> None:
     """End the leases of messages in flight, because an operator asked for it. Their handles stay valid, as after a
-    release by their holder. told: more of it for the history."""
+    release by their holder. detail: of the event of each."""
     moves = Moves(writer)
     for place in places:
-        event = event_of(_RELEASED, writer.now, queue, origin, place, dict(told))
+        event = event_of(_RELEASED, writer.now, queue, origin, place, dict(detail))
         event.lease_us = 0
         _move(writer, queue, place, writer.now, place.rotation, moves, hidden=False, ending=LeaseEnding.EXPIRED)
         writer.events.append(event)
@@ -374,9 +375,6 @@ class Moves:
                     self._writer.write(f"{_MOVE} = ?", (*end, sequence))
             else:
                 self._writer.write(f"{_MOVE} IN (SELECT value FROM carray(?))", (*end, numbers(sequences)))
-
-
-_MOVE: Final = "UPDATE lease SET hidden = ?, due = ?, rotation = ?, turn = ?, ending = ? WHERE sequence"
 
 
 def _move(

@@ -252,12 +252,12 @@ def change(writer: Writer, command: ChangeQueue) -> Outcome:
         detail["delay_before_us"] = queue.settings.delay_us
     before = queue.settings.alias
     if settings.alias != before:
-        writer.queues.call(queue.key, settings.alias)
-        writer.undo(lambda: writer.queues.call(queue.key, before))
+        writer.queues.set_alias(queue.key, settings.alias)
+        writer.undo(lambda: writer.queues.set_alias(queue.key, before))
     policy = queue.settings.redrive
     if settings.redrive != policy:
-        writer.queues.redrive(queue.key, settings.redrive)
-        writer.undo(lambda: writer.queues.redrive(queue.key, policy))
+        writer.queues.set_redrive(queue.key, settings.redrive)
+        writer.undo(lambda: writer.queues.set_redrive(queue.key, policy))
     anew = any(getattr(settings, name) != getattr(queue.settings, name) for name in LEASE_SETTINGS)
     queue.settings = settings
     _record(writer, Kind.QUEUE_CHANGED, command, queue, detail)

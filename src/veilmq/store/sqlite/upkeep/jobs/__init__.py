@@ -330,7 +330,7 @@ class _Step:
         self._queue = writer.queues.by_incarnation[job.source]
         self._filter = _FILTER.decode(job.filter)
         self._destination = None if job.destination is None else _KEY.decode(job.destination)
-        self._told = {"job": id_text(job.id)}
+        self._detail: dict[str, object] = {"job": id_text(job.id)}
 
     def run(self) -> bool:
         """Look and act as far as rate and room allow; returns whether only the room ended it."""
@@ -454,7 +454,7 @@ class _Step:
         if job.act not in _MOVES:
             free.append(place)
             return True
-        moved = move(self._writer, self._queue, place, self._destination, job.origin, **self._told)
+        moved = move(self._writer, self._queue, place, self._destination, job.origin, **self._detail)
         if moved is True:
             free.append(place)
             return True
@@ -472,8 +472,8 @@ class _Step:
         if not places or job.act in _MOVES:
             return
         if job.act == Act.RELEASE:
-            release_all(writer, queue, places, job.origin, **self._told)
+            release_all(writer, queue, places, job.origin, self._detail)
             return
         remove(writer, queue, *places)
         for place in places:
-            writer.events.append(event_of(Kind.DELETED, writer.now, queue, job.origin, place, dict(self._told)))
+            writer.events.append(event_of(Kind.DELETED, writer.now, queue, job.origin, place, dict(self._detail)))
