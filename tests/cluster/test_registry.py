@@ -10,7 +10,7 @@ from tests.support.postgres import until
 from veilmq.cluster.postgres import Unfit
 from veilmq.cluster.postgres.ownership import Server
 from veilmq.cluster.postgres.schema import LEASE_US, Formats, Outdated, look
-from veilmq.cluster.registry import NameTaken, Registry, Told, drain, finalize, forget, servers, status, within
+from veilmq.cluster.registry import NameTaken, Registry, ServerState, drain, finalize, forget, servers, status, within
 
 
 def server(cluster: Cluster, name: str, newest: int, oldest: int = 1) -> Registry:
@@ -68,7 +68,7 @@ def test_a_forgotten_server_that_lives_registers_again(cluster: Cluster) -> None
         within(cluster.postgres(), lambda session: forget(session, "one"))
     cluster.pair.primary.query("update veilmq.server set seen = seen - interval '1 min'")
     within(cluster.postgres(), lambda session: forget(session, "one"))
-    one.tell(Told("follower", 1, 7))
+    one.report(ServerState("follower", 1, 7))
     (found,) = within(cluster.postgres(), servers)
     assert (found.name, found.is_running) == ("one", True)
 
@@ -100,7 +100,7 @@ def test_a_name_belongs_to_one_server_at_a_time(cluster: Cluster) -> None:
     one.leave()
     other.register()
     with pytest.raises(NameTaken):  # it was asleep meanwhile
-        one.tell(Told("follower", 1, 7))
+        one.report(ServerState("follower", 1, 7))
 
 
 def test_a_drained_server_is_told_and_a_start_ends_it(cluster: Cluster) -> None:
@@ -108,11 +108,11 @@ def test_a_drained_server_is_told_and_a_start_ends_it(cluster: Cluster) -> None:
     one.register()
     two.register()
     within(cluster.postgres(), lambda session: drain(session, "one"))
-    one.tell(Told("owner", 1, 7))
+    one.report(ServerState("owner", 1, 7))
     assert one.drained
     with pytest.raises(Unfit, match="no other server could own the queues: start one before you drain two"):
         within(cluster.postgres(), lambda session: drain(session, "two"))
-    one.tell(Told("follower", 1, 7))
+    one.report(ServerState("follower", 1, 7))
     assert [each.role for each in within(cluster.postgres(), servers)] == ["drained", "starting"]
     one.register()
     assert not one.drained
@@ -134,5 +134,5 @@ def test_it_waits_for_no_standby_to_say_that_it_is_there(cluster: Cluster) -> No
     one = server(cluster, "one", 1)
     one.register()
     with cluster.pair.standby_stopped():
-        one.tell(Told("follower", 1, 7))
-    assert one.told.record == 7
+        one.report(ServerState("follower", 1, 7))
+    assert one.reported.record == 7

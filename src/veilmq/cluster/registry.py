@@ -47,7 +47,7 @@ _REGISTER: Final = """
     returning drained
 """
 # It need not outlive anything, so it waits for no standby; nor long for a lock, since an owner must renew its lease.
-_TELL: Final = """
+_REPORT: Final = """
     with soon as materialized (
         select set_config('synchronous_commit', 'off', true), set_config('lock_timeout', '200ms', true)
     )
@@ -118,8 +118,8 @@ class Registered(msgspec.Struct):
         return self.oldest <= state_format <= self.newest
 
 
-class Told(NamedTuple):
-    """What a server says of itself."""
+class ServerState(NamedTuple):
+    """What a server reports of itself."""
 
     role: str
     format: int
@@ -131,8 +131,8 @@ class Registry(Connected):
 
     def __init__(self, postgres: Postgres, incarnation: UUID, server: Server, release: str, formats: Formats) -> None:
         self._turn = threading.RLock()
-        self.told = Told("starting", 0, 0)
-        """What was said last."""
+        self.reported = ServerState("starting", 0, 0)
+        """What was reported last."""
         self.drained = False
         """Whether an operator wants this server to own nothing."""
         self.server = server
@@ -160,31 +160,31 @@ class Registry(Connected):
                 assert row is not None
                 self.drained = row[0]
 
-    def tell(self, told: Told) -> None:
-        """Say what this server is and has; learn whether it is to be drained. Raises as `register`."""
+    def report(self, state: ServerState) -> None:
+        """Report what this server is and has; learn whether it is to be drained. Raises as `register`."""
         with self._turn:
-            self._tell(told)
+            self._report(state)
 
-    def _tell(self, told: Told) -> None:
+    def _report(self, state: ServerState) -> None:
         name, address, holder = self.server[:3]
-        self.told = told
-        role = "drained" if self.drained and told.role == "follower" else told.role
+        self.reported = state
+        role = "drained" if self.drained and state.role == "follower" else state.role
         with self._asking(_NOT_TAKEN):
-            values = (address, told.format, told.record, role, name, holder)
-            row = self._connected().execute(_TELL, values, prepare=True).fetchone()
+            values = (address, state.format, state.record, role, name, holder)
+            row = self._connected().execute(_REPORT, values, prepare=True).fetchone()
         if row is None:  # an operator took it for gone
             self.register(again=True)
         elif row[0] != self.drained:
             self.drained = row[0]
             log.info("%s by an operator", "drained" if self.drained else "not drained any more")
-            self._tell(told)
+            self._report(state)
 
     def leave(self) -> None:
         """Say that the server stops, unless the connection is lost."""
         with self._turn:
             if self._session is not None and not self._session.closed:
                 with suppress(Unreachable, Unfit):
-                    self.tell(self.told._replace(role="stopped"))
+                    self.report(self.reported._replace(role="stopped"))
             self.close()
 
     def _connected(self) -> Session:

@@ -30,7 +30,7 @@ from veilmq.cluster.postgres.log.reading import LogReader
 from veilmq.cluster.postgres.ownership import Candidate, Memory, Ownership, Server, Sight, StillOwned
 from veilmq.cluster.postgres.schema import Formats, Outdated, Shard, WrongCluster, admit, refuse_moved
 from veilmq.cluster.postgres.snapshots import Snapshots
-from veilmq.cluster.registry import NameTaken, Registry, Told, ask_to_hand_over, within
+from veilmq.cluster.registry import NameTaken, Registry, ServerState, ask_to_hand_over, within
 from veilmq.cluster.snapshotting import SNAPSHOT_BYTES, Snapshotting
 from veilmq.engine.directory import is_full
 from veilmq.model.errors import StoreUnknown
@@ -42,13 +42,13 @@ POLL_SECONDS: Final = 0.03
 """How often a follower looks for new records and for the owner's sign of life."""
 TROUBLE_SECONDS: Final = 0.3
 """Additional pause while PostgreSQL does not answer, or may not be trusted."""
-TELL_SECONDS: Final = 1.5
+REPORT_SECONDS: Final = 1.5
 """How often a follower reports to the cluster that it is alive, while it fills its copy."""
 SILENT_SECONDS: Final = 2.0
 """A running server reports more often. One of this server's name that was silent for so long is most likely gone."""
 FULL_SECONDS: Final = 1.0
 """Pause between two looks whether a full disk has space again."""
-LOOKS_BETWEEN_TELLING: Final = 30
+LOOKS_BETWEEN_REPORTS: Final = 30
 """After this many looks at the log, a follower reports to the cluster that it is alive."""
 MEMBER_FILE: Final = "cluster.json"
 SEEN_FILE: Final = "lease-clock.json"
@@ -121,7 +121,7 @@ class Member:
         self._copy: Copy | None = None
         self._candidate: Candidate | None = None
         """Which has looked at the owner before `follow`."""
-        self._level_ns = self._told_ns = read_boot_ns()
+        self._level_ns = self._reported_ns = read_boot_ns()
         self.registry: Registry | None = None
         """This server's row, from the first `join` on."""
 
@@ -203,10 +203,10 @@ class Member:
                 except FOR_GOOD:
                     raise
                 except (Unreachable, Unfit) as error:
-                    self._tell(str(error))
+                    self._note_trouble(str(error))
                     stopping.wait(TROUBLE_SECONDS)
                 else:
-                    self._tell("")
+                    self._note_trouble("")
                     if self._no_room:
                         log.info("the disk has space again")
                         self._no_room = ""
@@ -225,17 +225,17 @@ class Member:
             following.snapshotting.start()
 
     def _look(self, following: "_Following") -> Sight:
-        """Look at the owner, and tell this server and the cluster."""
+        """Look at the owner, and report to this server and the cluster."""
         candidate, copy, registry = following.candidate, following.copy, following.registry
         sight = candidate.look()
         self.keep_seen()
-        if (named := (sight.epoch, sight.holder, sight.address)) != following.told:
+        if (named := (sight.epoch, sight.holder, sight.address)) != following.reported:
             following.watch.saw(sight)
-            following.told = named
-        if following.looked % LOOKS_BETWEEN_TELLING == 0:
-            registry.tell(Told("follower", copy.follower.format, copy.follower.position.lsn))
-            self._told_ns = self._boot_ns()
-        following.silent = _tell_silence(following.silent, sight, candidate)
+            following.reported = named
+        if following.looked % LOOKS_BETWEEN_REPORTS == 0:
+            registry.report(ServerState("follower", copy.follower.format, copy.follower.position.lsn))
+            self._reported_ns = self._boot_ns()
+        following.silent = _note_silence(following.silent, sight, candidate)
         if sight.holder is not None and sight.epoch == copy.doubted_epoch and not registry.drained:
             self._replace(sight.owner)
             copy.doubted_epoch = 0
@@ -295,7 +295,7 @@ class Member:
                         taken = error  # perhaps by this server itself, before it lost its directory
                     elif isinstance(error, Unfit) and (self.registry is None or isinstance(error, FOR_GOOD)):
                         raise
-                    self._tell(str(error))
+                    self._note_trouble(str(error))
                     again_ns = self._boot_ns() + int(TROUBLE_SECONDS * 1e9)
                     if taken is not None and taken.silent_s >= SILENT_SECONDS:
                         # `follow` meets the same fault again, and reports it.
@@ -305,9 +305,9 @@ class Member:
                     stopping.wait(max(0.0, (again_ns - self._boot_ns()) / 1e9))
                 else:
                     if taken is None:
-                        self._tell("")
+                        self._note_trouble("")
                     else:
-                        self._tell("", over=f"the name {self._name} is free")
+                        self._note_trouble("", over=f"the name {self._name} is free")
                     return shard
         return None
 
@@ -344,14 +344,14 @@ class Member:
                     yield True
 
     def _go_on(self, stopping: threading.Event) -> None:
-        """Called while a copy is filled: tell the cluster that this server is there. Raises _Stopped, NameTaken."""
+        """Called while a copy is filled: report that this server is there. Raises _Stopped, NameTaken."""
         if stopping.is_set():
             raise _Stopped
         registry, now_ns = self.registry, self._boot_ns()
-        if registry is not None and now_ns - self._told_ns >= TELL_SECONDS * 1e9:
+        if registry is not None and now_ns - self._reported_ns >= REPORT_SECONDS * 1e9:
             with suppress(Unreachable):
-                registry.tell(registry.told)
-            self._told_ns = now_ns
+                registry.report(registry.reported)
+            self._reported_ns = now_ns
 
     def _server(self, kept: Membership) -> Server:
         return Server(self._name, self.address, kept.holder, self._formats)
@@ -379,7 +379,7 @@ class Member:
             durable_write(self._directory / MEMBER_FILE, msgspec.json.encode(written))
             kept.system, kept.timeline = system, timeline  # not before: on a full disk it is tried again
 
-    def _tell(self, trouble: str, over: str = "PostgreSQL answers again") -> None:
+    def _note_trouble(self, trouble: str, over: str = "PostgreSQL answers again") -> None:
         """Log a trouble when it begins and when it is over."""
         if trouble and not self._trouble:
             log.warning("%s; trying again", trouble)
@@ -390,7 +390,7 @@ class Member:
 
 @dataclass
 class _Following:
-    """What a follower works with, and what it has told."""
+    """What a follower works with, and what it has reported."""
 
     stack: ExitStack
     watch: Watch
@@ -401,13 +401,13 @@ class _Following:
     patient_until_ns: int
     snapshotting: Snapshotting | None = None
     looked: int = 0
-    told: tuple[int, UUID | None, str] | None = None
+    reported: tuple[int, UUID | None, str] | None = None
     """Epoch, holder and address of the owner."""
     silent: str = ""
-    """The owner, while it is; see `_tell_silence`."""
+    """The owner, while it is; see `_note_silence`."""
 
 
-def _tell_silence(silent: str, sight: Sight, candidate: Candidate) -> str:
+def _note_silence(silent: str, sight: Sight, candidate: Candidate) -> str:
     """Log when an owner becomes silent, and when it is not any more. Returns who is silent; "": nobody."""
     silent_us = candidate.silent_us()
     if silent_us and not silent:

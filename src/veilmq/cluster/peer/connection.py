@@ -92,11 +92,11 @@ class Connection(asyncio.Protocol):
         self.transport.close()
 
     def end(self, why: Exception) -> None:
-        """Close at once; a peer that is refused is told why, if it can be."""
+        """Close at once; a peer that is refused is sent the reason, if it can be."""
         if self.why is None:
             self.why = why
             transport = self.transport
-            if isinstance(why, Refusal) and not why.told and not self.handshake.done:
+            if isinstance(why, Refusal) and not why.by_peer and not self.handshake.done:
                 self._send_bare(refused(why))
                 transport.close()
                 self._due(self.limits.handshake_s, transport.abort)  # the stranger may not read it

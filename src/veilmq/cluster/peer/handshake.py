@@ -41,10 +41,10 @@ class Role(StrEnum):
 class Refusal(Exception):
     """The connection is refused. `reason` is a short name for counts, the text says what to do."""
 
-    def __init__(self, reason: str, text: str, *, told: bool = False) -> None:
-        """told: the peer said so, and need not be told."""
+    def __init__(self, reason: str, text: str, *, by_peer: bool = False) -> None:
+        """by_peer: the peer refused, so it need not be sent the reason."""
         super().__init__(text)
-        self.reason, self.told = reason, told
+        self.reason, self.by_peer = reason, by_peer
 
 
 class _Hello(msgspec.Struct, array_like=True):
@@ -182,5 +182,5 @@ def _said(answer: _Proof | _Refused) -> Refusal:
     if isinstance(answer, _Refused):
         # It has not proved itself: its text is cut, and a reason that is none of ours is counted as "other".
         reason = answer.reason if answer.reason in _REASONS else "other"
-        return Refusal(reason, f"it refused this server and said: {answer.text[:_TEXT_MAX]!r}", told=True)
+        return Refusal(reason, f"it refused this server and said: {answer.text[:_TEXT_MAX]!r}", by_peer=True)
     return Refusal("no peer", "it sent a proof before its hello")

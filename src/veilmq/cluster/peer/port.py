@@ -61,15 +61,15 @@ class PeerPort:
         identity: Identity,
         secret: bytes,
         limits: Limits | None = None,
-        heard: Callable[[Sequence[Outcome]], None] = lambda outcomes: None,
+        answered: Callable[[Sequence[Outcome]], None] = lambda outcomes: None,
     ) -> None:
-        """heard: called with the outcomes of each call but a receive.
+        """answered: called with the outcomes of each call but a receive.
 
         Raises ValueError for a secret that is too short.
         """
         self.identity, self.limits = identity, limits or Limits()
         self._secret = secret
-        self.heard = heard
+        self.answered = answered
         self.refused: Counter[str] = Counter()
         self.shell: Calls | None = None
         self.take: Callable[[Connection], None] | None = None
@@ -259,7 +259,7 @@ class _Peer(Connection):
         """Send the end of a call, unless it has had one."""
         command, outcome = call.commands[0], outcomes[0]
         if type(command) is not Receive:
-            self._port.heard(outcomes)
+            self._port.answered(outcomes)
         granted = (command, outcome) if type(outcome) is Received and outcome.messages else None
         if self.calls.get(call.id) is not call:
             self._give_back(call.shell, granted)

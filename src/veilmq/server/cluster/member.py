@@ -28,7 +28,7 @@ from veilmq.cluster.postgres import ClusterError, Postgres, Unfit, Unreachable
 from veilmq.cluster.postgres.log import PostgresLog
 from veilmq.cluster.postgres.ownership import Ownership, Sight, begins_at
 from veilmq.cluster.postgres.schema import Formats
-from veilmq.cluster.registry import NameTaken, Status, Told, ask_to_hand_over, status, within
+from veilmq.cluster.registry import NameTaken, ServerState, Status, ask_to_hand_over, status, within
 from veilmq.cluster.snapshotting import Snapshotting
 from veilmq.cluster.tls import in_words
 from veilmq.engine.directory import STATE_FORMAT, STATE_FORMAT_OLDEST, is_full, open_directory, open_follower
@@ -54,7 +54,7 @@ _RENEWALS: Final = 3
 """Renewals in the time of one lease."""
 _PATIENCE_SECONDS: Final = 2.0
 _LOOK_SECONDS: Final = 5.0
-"""How long this server's own peer port may take to answer at the address that others are told."""
+"""How long this server's own peer port may take to answer at the address that it gives to others."""
 _PAUSE_SECONDS: Final = 0.5
 """Pause after this server failed as the owner."""
 _ANSWER_SECONDS: Final = 1.0
@@ -208,7 +208,7 @@ class ClusterServer:
         assert self.member.registry is not None
         undo.push_async_callback(asyncio.to_thread, self.member.registry.leave)
         self._identity, self._secret = Identity(str(shard.incarnation), settings.server_name), shard.secret
-        self._port = PeerPort(self._identity, self._secret, heard=self._heard)
+        self._port = PeerPort(self._identity, self._secret, answered=self._note_queues)
         self._port.take = self._take
         context = None if certificate is None else certificate.context()
         await self._port.open(settings.peer.host, settings.peer.port, context)
@@ -248,7 +248,7 @@ class ClusterServer:
         log.warning("others cannot reach this server at %s, correct --advertise: %s", advertised, why)
 
     async def run(self, lead: Lead) -> None:
-        """Follow and own by turns until `stop`. Raises ClusterRefused, and as the opening of the data directory."""
+        """See `Cluster.run`."""
         loop = asyncio.get_running_loop()
         watch = Watch(
             opened=lambda follower: loop.call_soon_threadsafe(self._opened, follower),
@@ -387,7 +387,7 @@ class ClusterServer:
         def renew(now: Instant) -> str | None:
             wanted = ownership.renew(now)
             try:
-                registry.tell(Told("owner", shared_log.format, shared_log.last))
+                registry.report(ServerState("owner", shared_log.format, shared_log.last))
             except NameTaken as error:  # this server was asleep meanwhile; it ends once it follows
                 log.error("%s", error)
                 return ""
@@ -419,7 +419,7 @@ class ClusterServer:
             await asyncio.sleep(0.0 if self._wanted is not None else pause_s)
         log.info("asked to hand over to %s", self._wanted or "any server")
 
-    def _heard(self, outcomes: Sequence[Outcome]) -> None:
+    def _note_queues(self, outcomes: Sequence[Outcome]) -> None:
         """Report queues that another server's clients created or changed here: authorization needs them."""
         for outcome in outcomes:
             if isinstance(outcome, QueueCreated | QueueChanged):
