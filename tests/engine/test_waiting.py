@@ -300,7 +300,7 @@ class TestDeadlines:
         room.take_first(QUEUE)
         for _ in range(HANGING_UP):
             room.park(room.new("b", _receive(), Instant(0), Instant(2)))
-            room.cancel("b")
+            room.take("b")
         room.park(waiter)
         assert room.next_deadline() == 1
         assert room.take_expired(Instant(1)) == [waiter]

@@ -40,7 +40,7 @@ def open_directory(
     SqliteTooOld, OSError, DatabaseError; with a log NotAppended, AppendUnknown.
     """
     store = SqliteStore(directory, options, at_point, log, archive)
-    return Engine(limits or Limits()), store
+    return Engine(limits), store
 
 
 def archive_at(url: str, directory: Path, *, keep_us: int, every_s: float, wall: Instant) -> Archive:

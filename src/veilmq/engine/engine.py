@@ -78,6 +78,7 @@ class Engine:
         self._cut: list[Call] = []
         """Receives for which the last batch had no bytes left; they come first in the next one."""
         self._gone: set[Any] = set()
+        """Tickets of calls that are with the engine or the store, and whose clients are gone."""
         self._impatient: set[Any] = set()
         """Receives that may not park any more: see `answer_soon`."""
         self._last_batch: Instant | None = None
@@ -122,7 +123,7 @@ class Engine:
 
     def cancel(self, ticket: Any) -> None:
         """The client is gone: forget its parked receive, or release what its running receive gets."""
-        if not self.waiting.cancel(ticket) and not self._brake.cancel(ticket):
+        if self.waiting.take(ticket) is None and not self._brake.cancel(ticket):
             self._gone.add(ticket)
 
     def answer_soon(self, ticket: Any) -> None:

@@ -164,10 +164,6 @@ class WaitingRoom:
         line = self._free.get(queue)
         return self._leave(line[0]) if line else None
 
-    def cancel(self, ticket: Any) -> bool:
-        """The client of that ticket is gone. Returns whether it was parked."""
-        return self.take(ticket) is not None
-
     def take(self, ticket: Any) -> Waiter | None:
         """Take out the waiter of that ticket; None if it is not parked."""
         waiter = self.parked.get(ticket)

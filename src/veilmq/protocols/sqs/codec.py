@@ -25,9 +25,17 @@ from veilmq.protocols.sqs.call import Asked, Call, Form
 from veilmq.protocols.sqs.errors import Fault, Refusal
 from veilmq.protocols.sqs.forms import json_form, query_answers, query_form
 
+__all__ = ["Call", "Codec", "Endpoint"]
+
 _ACCOUNTS_MAX: Final = 4_096
 _JSON: Final = Form.JSON  # an enum's member costs a search of its class each time
 _QUERY: Final = Form.QUERY
+_EXPOSED: Final = b"x-amzn-RequestId,x-amzn-query-error,Date"
+_ALLOWED_HEADERS: Final = (
+    b"authorization,content-type,x-amz-date,x-amz-target,x-amz-security-token,x-amz-content-sha256,x-amz-user-agent,"
+    b"x-amzn-query-mode,x-amzn-trace-id,amz-sdk-invocation-id,amz-sdk-request,x-veilmq-outcome"
+)
+_PREFLIGHT_SECONDS: Final = b"600"
 
 
 class Throttle:
@@ -49,16 +57,6 @@ class Throttle:
         else:
             self._used.keep(account, used)
         return True
-
-
-__all__ = ["Call", "Codec", "Endpoint"]
-
-_EXPOSED: Final = b"x-amzn-RequestId,x-amzn-query-error,Date"
-_ALLOWED_HEADERS: Final = (
-    b"authorization,content-type,x-amz-date,x-amz-target,x-amz-security-token,x-amz-content-sha256,x-amz-user-agent,"
-    b"x-amzn-query-mode,x-amzn-trace-id,amz-sdk-invocation-id,amz-sdk-request,x-veilmq-outcome"
-)
-_PREFLIGHT_SECONDS: Final = b"600"
 
 
 class Codec:
