@@ -139,8 +139,10 @@ HELD_COLUMNS: Final = (
     " l.attempt, l.rotation, l.hidden, l.due, l.granted, l.first"
 )
 """What a `HeldMessage` (veilmq.model.events) is made of, but for the instant of its quarantine."""
-
-
+HELD_LEASE_COLUMNS: Final = (
+    "l.due, m.sequence, m.id, l.attempt, l.rotation, l.granted, l.first, m.group_id, m.type, l.origin, l.ending"
+)
+"""What a `HeldLease` (veilmq.model.messages.states) is made of."""
 _ROWS_MAX: Final = 256
 """Rows in one insert. More are no faster, and apsw does not cache statements longer than 16 KiB."""
 

@@ -34,14 +34,14 @@ import msgspec
 from veilmq.model.commands import LeaseSource, Receive
 from veilmq.model.errors import AttemptNotRetryable
 from veilmq.model.events import Kind
-from veilmq.model.instant import MINUTE_US, Instant
+from veilmq.model.instant import MINUTE_US
 from veilmq.model.messages import Delivery
 from veilmq.model.outcomes import Outcome, Received
 from veilmq.model.settings.queue import PRIORITY_DEFAULT
 from veilmq.store.sqlite.batch import Writer
 from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, LiveQueue
 from veilmq.store.sqlite.disk.rows import Row, intact
-from veilmq.store.sqlite.leases.claims import Granting, capped, room
+from veilmq.store.sqlite.leases.claims import Granting, Terms, capped, room
 from veilmq.store.sqlite.messages import Place, StoredMessage, event_of, find_places, read_stored
 from veilmq.store.sqlite.messages.groups import update_rows
 
@@ -245,29 +245,8 @@ def _delivery(writer: Writer, queue: LiveQueue, command: Receive, place: Place, 
     extras = intact(message, message.failure)
     if extras is None:
         return None
-    lease_us = command.lease_us
-    if lease_us is None:
-        lease_us = extras.lease_hint_us
-    if lease_us is None and queue.plan.applied is not None:
-        lease_us = queue.plan.applied.lease_of(place.type)
-    if lease_us is None:
-        lease_us = queue.settings.visibility_timeout_us
-    return Delivery(
-        message.id,
-        message.sequence,
-        message.body.decode(),
-        message.md5,
-        extras,
-        message.sender,
-        message.priority,
-        message.sent,
-        Instant(message.expires(queue.settings.retention_us)),
-        message.attempt,
-        message.first,
-        handle,
-        Instant(writer.now + lease_us),
-        lease_us,
-    )
+    lease_us, _, due = Terms(writer.now, queue, command).of(message.type, extras)
+    return message.delivery(extras, queue.settings.retention_us, handle, due, lease_us)
 
 
 PASSED_OVER_MAX: Final = 7

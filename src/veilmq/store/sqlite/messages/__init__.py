@@ -20,6 +20,7 @@ import msgspec
 
 from veilmq.model.events import Event, LeaseEnding
 from veilmq.model.instant import Instant
+from veilmq.model.messages import Delivery, Extras
 from veilmq.model.messages.states import State
 from veilmq.store.sqlite.batch import Writer
 from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, LiveQueue
@@ -206,22 +207,23 @@ class StoredMessage(MessageRow, gc=False):
     def place(self) -> Place:
         """The same message without its body. Call only if it is visible."""
         return Place(
-            self.generation,
-            self.sequence,
-            self.id,
-            self.sent,
-            self.own_expiry,
-            self.line,
-            self.in_line,
-            self.priority,
-            self.group,
-            self.type,
-            len(self.body),
-            self.attempt,
-            self.rotation,
-            leased=bool(self.leased),
-            due=self.due,
-        )
+            self.generation, self.sequence, self.id, self.sent, self.own_expiry, self.line, self.in_line, self.priority,
+            self.group, self.type, len(self.body), self.attempt, self.rotation, leased=bool(self.leased), due=self.due,
+        )  # fmt: skip
+
+    def delivery(
+        self,
+        extras: Extras,
+        retention_us: int,
+        handle: str = "",
+        due: Instant | None = None,
+        lease_us: int | None = None,
+    ) -> Delivery:
+        """The same message as a client gets it. Without handle and lease: as a peek shows it."""
+        return Delivery(
+            self.id, self.sequence, self.body.decode(), self.md5, extras, self.sender, self.priority, self.sent,
+            Instant(self.expires(retention_us)), self.attempt, self.first, handle, due, lease_us,
+        )  # fmt: skip
 
 
 STORED_COLUMNS: Final = f"{MESSAGE_COLUMNS}, l.attempt, l.rotation, 1, l.due, l.first, l.turn, l.failure"

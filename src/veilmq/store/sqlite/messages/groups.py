@@ -32,7 +32,7 @@ from veilmq.model.messages.states import Blocked, BlockedGroup, HeldLease
 from veilmq.model.settings.queue import PRIORITY_DEFAULT
 from veilmq.store.sqlite.batch import Writer
 from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, Groups, LiveQueue
-from veilmq.store.sqlite.disk.rows import Execute, Row, rows_of
+from veilmq.store.sqlite.disk.rows import HELD_LEASE_COLUMNS, Execute, Row, rows_of
 from veilmq.store.sqlite.messages import flush, numbers
 
 _FIND: Final = (
@@ -229,7 +229,7 @@ _COUNTED: Final = (
     " GROUP BY line"
 )
 _LEASES: Final = (
-    "SELECT l.due, m.sequence, m.id, l.attempt, l.rotation, l.granted, l.first, m.group_id, m.type, l.origin, l.ending"
+    f"SELECT {HELD_LEASE_COLUMNS}"
     " FROM carray(?) c CROSS JOIN message m ON m.sequence = c.value CROSS JOIN lease l ON l.sequence = c.value"
 )
 

@@ -30,7 +30,15 @@ from veilmq.store.rollups import FailingRollups, MinutesOfMany, StoredRollups
 from veilmq.store.sqlite.batch import history_index
 from veilmq.store.sqlite.batch.memtable import replay
 from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, SETTINGS_DECODER, LiveQueue
-from veilmq.store.sqlite.disk.rows import HELD_COLUMNS, ORIGINS, Unflushed, read_extras, resumed, rows_of
+from veilmq.store.sqlite.disk.rows import (
+    HELD_COLUMNS,
+    HELD_LEASE_COLUMNS,
+    ORIGINS,
+    Unflushed,
+    read_extras,
+    resumed,
+    rows_of,
+)
 from veilmq.store.sqlite.messages import PRIORITIES, numbers, oldest_sent
 from veilmq.store.sqlite.messages.groups import blocked_of
 from veilmq.store.sqlite.messages.groups import heads as heads_of
@@ -61,7 +69,7 @@ _HIDDEN: Final = (
     " WHERE l.generation = ? AND l.hidden = 1 AND (l.due, l.sequence) > (?, ?) ORDER BY l.due, l.sequence LIMIT ?"
 )
 _LEASES: Final = (
-    "SELECT l.due, m.sequence, m.id, l.attempt, l.rotation, l.granted, l.first, m.group_id, m.type, l.origin, l.ending"
+    f"SELECT {HELD_LEASE_COLUMNS}"
     " FROM lease l INDEXED BY lease_hidden JOIN message m ON m.sequence = l.sequence"
     " WHERE l.generation = ? AND l.hidden = 1 AND (l.due, l.sequence) > (?, ?) ORDER BY l.due, l.sequence LIMIT ?"
 )

@@ -96,26 +96,8 @@ def _peek_groups(
 
 def _intact(messages: list[StoredMessage], retention_us: int) -> list[Delivery]:
     """The undamaged messages; a claim will quarantine the others."""
-    found = []
-    for message in messages:
-        extras = intact(message, message.failure)
-        if extras is not None:
-            found.append(
-                Delivery(
-                    message.id,
-                    message.sequence,
-                    message.body.decode(),
-                    message.md5,
-                    extras,
-                    message.sender,
-                    message.priority,
-                    message.sent,
-                    Instant(message.expires(retention_us)),
-                    message.attempt,
-                    message.first,
-                )
-            )
-    return found
+    read = ((message, intact(message, message.failure)) for message in messages)
+    return [message.delivery(extras, retention_us) for message, extras in read if extras is not None]
 
 
 _DUE_TURNS: Final = (
