@@ -36,7 +36,7 @@ from veilmq.model.commands import (
 )
 from veilmq.model.errors import QueueMissing, VeilError
 from veilmq.model.instant import SECOND_US, Instant
-from veilmq.model.messages import Delivery, rotation_of
+from veilmq.model.messages import Delivery, Report, rotation_of
 from veilmq.model.outcomes import Outcome, Received, SubscriptionDescribed
 from veilmq.model.settings.queue import QueueKey
 from veilmq.model.settings.topic import PushResult, SubscriptionSettings, TopicKey, hidden_queue
@@ -206,14 +206,15 @@ class PushRoom:
         leases expire instead."""
         if not leased:
             return
-        arrived = self._engine.arrived()
-        steps = [
-            Extend(queue=queue, origin=_ORIGIN, handle=message.handle, lease_us=0, arrived=arrived)
-            for queue, message in leased
-        ]
         with suppress(TimeoutError):
             async with asyncio.timeout(self._timeout_s):
-                await self._engine.call(*steps)
+                await self._engine.call(*(self._extend(queue, message, 0) for queue, message in leased))
+
+    def _extend(self, queue: QueueKey, message: Delivery, lease_us: int, report: Report | None = None) -> Extend:
+        arrived = self._engine.arrived()
+        return Extend(
+            queue=queue, origin=_ORIGIN, handle=message.handle, lease_us=lease_us, arrived=arrived, report=report
+        )
 
     def unavailable(self) -> dict[str, str]:
         """Endpoints that are called seldom because they fail, and their last error."""
@@ -384,10 +385,7 @@ class PushRoom:
         once."""
         while True:
             await asyncio.sleep(KEEP_S)
-            arrived = self._engine.arrived()
-            await self._engine.call(
-                Extend(queue=queue, origin=_ORIGIN, handle=message.handle, lease_us=LEASE_US, arrived=arrived)
-            )
+            await self._engine.call(self._extend(queue, message, LEASE_US))
 
     async def _attempt(
         self, state: EndpointState, subscription: Subscription, settings: SubscriptionSettings, message: Delivery
@@ -434,18 +432,8 @@ class PushRoom:
 
     async def _postpone(self, queue: QueueKey, message: Delivery) -> None:
         """Try again soon; does not count as an attempt."""
-        arrived = self._engine.arrived()
         lease_us = int(self._exhaustion_s * SECOND_US)
-        await self._engine.call(
-            Extend(
-                queue=queue,
-                origin=_ORIGIN,
-                handle=message.handle,
-                lease_us=lease_us,
-                arrived=arrived,
-                report=NOT_TRIED,
-            )
-        )
+        await self._engine.call(self._extend(queue, message, lease_us, NOT_TRIED))
 
     def _record_health(self, endpoint: str, state: EndpointState, error: str | None) -> None:
         now = asyncio.get_running_loop().time()

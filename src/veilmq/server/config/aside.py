@@ -18,7 +18,7 @@ DEADLINE_S: Final = 10.0
 """After this time the read is reported as hanging; a later result is discarded."""
 
 
-async def read_aside(read: Callable[[], T], what: object, deadline_s: float = DEADLINE_S) -> T:
+async def read_aside(read: Callable[[], T], what: object, deadline_s: float) -> T:
     """The result of `read`, called on a thread; what: its name in errors.
 
     Raises what `read` does, TimeoutError after the deadline, OSError if no thread can be started.

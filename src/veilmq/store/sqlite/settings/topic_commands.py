@@ -7,7 +7,7 @@ queue and no group) goes to the subscription's dead-letter queue; without one it
 
 from collections.abc import Sequence
 from copy import copy
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -83,6 +83,8 @@ SUBSCRIPTIONS_MAX: Final = 100
 _COUNT: Final = "SELECT count(*) FROM topic WHERE account = ?"
 _ENCODER: Final = msgspec.msgpack.Encoder()
 
+Settings = TypeVar("Settings", TopicSettings, SubscriptionSettings)
+
 
 def create(writer: Writer, command: CreateTopic) -> Outcome:
     """Create a topic; idempotent if the same topic exists."""
@@ -90,9 +92,9 @@ def create(writer: Writer, command: CreateTopic) -> Outcome:
     key = command.topic
     present = writer.topics.get(key)
     if present is not None:
-        for name in TopicSettings.__struct_fields__:
-            if getattr(present.settings, name) != getattr(settings, name):
-                return TopicExists(topic=str(key), setting=name)
+        setting = _difference(present.settings, settings)
+        if setting is not None:
+            return TopicExists(topic=str(key), setting=setting)
         return TopicCreated(_info(writer, present), created=False)
     if writer.refusal is not None:
         return copy(writer.refusal)
@@ -107,13 +109,15 @@ def create(writer: Writer, command: CreateTopic) -> Outcome:
     )
     topic = LiveTopic(key, incarnation, now, now, settings)
     writer.topics[key] = topic
-    writer.undo(lambda: _forget(writer, topic))
+    writer.undo(lambda: writer.topics.__delitem__(key))
     _record(writer, Kind.TOPIC_CREATED, command)
     return TopicCreated(_info(writer, topic), created=True)
 
 
-def _forget(writer: Writer, topic: LiveTopic) -> None:
-    del writer.topics[topic.key]
+def _difference(present: Settings, wanted: Settings) -> str | None:
+    """The first setting that differs."""
+    names = present.__struct_fields__
+    return next((name for name in names if getattr(present, name) != getattr(wanted, name)), None)
 
 
 def change(writer: Writer, command: ChangeTopic) -> Outcome:
@@ -182,9 +186,9 @@ def subscribe(writer: Writer, command: Subscribe) -> Outcome:
     settings = command.settings
     present = topic.subscriptions.get(command.name)
     if present is not None:
-        for name in SubscriptionSettings.__struct_fields__:
-            if getattr(present.settings, name) != getattr(settings, name):
-                return SubscriptionExists(topic=str(command.topic), subscription=command.name, setting=name)
+        setting = _difference(present.settings, settings)
+        if setting is not None:
+            return SubscriptionExists(topic=str(command.topic), subscription=command.name, setting=setting)
         return Subscribed(present.info(topic.key), created=False)
     refused = _cannot_subscribe(writer, topic, settings)
     if refused is not None:
@@ -310,8 +314,8 @@ def publish(writer: Writer, command: Publish) -> Outcome:
     topic = writer.topics.get(command.topic)
     if topic is None:
         return TopicMissing(topic=str(command.topic))
-    if command.size_bytes > topic.settings.message_bytes_max:
-        limit_bytes = topic.settings.message_bytes_max
+    limit_bytes = topic.settings.message_bytes_max
+    if command.size_bytes > limit_bytes:
         return MessageTooLarge(size_bytes=command.size_bytes, limit_bytes=limit_bytes)
     if writer.refusal is not None:
         return copy(writer.refusal)
@@ -399,9 +403,8 @@ def _copies(writer: Writer, command: Publish, subscriptions: Sequence[LiveSubscr
     """The send of each copy. Its size counts as that of the published message: the sender did not write the
     envelope."""
     body, digest, tag = command.body, command.md5, command.extras.tag
-    notification = Notification(
-        command.topic, "", message.hex().upper(), body, digest.hex().upper(), tag, writer.now
-    )  # fmt: skip
+    origin, size_bytes = command.origin, command.size_bytes
+    notification = Notification(command.topic, "", message.hex().upper(), body, digest.hex().upper(), tag, writer.now)
     forms: dict[ContentFormat, Copies] = {}
     hidden = _with_id(command.extras, message)
     copies = []
@@ -414,16 +417,7 @@ def _copies(writer: Writer, command: Publish, subscriptions: Sequence[LiveSubscr
             if form not in forms:
                 forms[form] = Copies(notification, form)
             text, text_md5 = forms[form].of(subscription.name)
-        copies.append(
-            Send(
-                queue=queue,
-                origin=command.origin,
-                body=text,
-                md5=text_md5,
-                size_bytes=command.size_bytes,
-                extras=extras,
-            )
-        )
+        copies.append(Send(queue=queue, origin=origin, body=text, md5=text_md5, size_bytes=size_bytes, extras=extras))
     return copies
 
 
@@ -475,15 +469,8 @@ def _info(writer: Writer, topic: LiveTopic) -> TopicInfo:
         queue = writer.queues.by_key.get(hidden_queue(topic.key, subscription.name))
         if queue is not None:
             waiting += queue.info().counts.total
-    return TopicInfo(
-        topic.key,
-        topic.incarnation,
-        topic.created,
-        topic.modified,
-        topic.settings,
-        len(topic.subscriptions),
-        waiting,
-    )
+    settings, subscriptions = topic.settings, len(topic.subscriptions)
+    return TopicInfo(topic.key, topic.incarnation, topic.created, topic.modified, settings, subscriptions, waiting)
 
 
 def _record(

@@ -199,7 +199,7 @@ def start(writer: Writer, command: StartJob) -> Outcome:
         source.in_flight + (0 if command.act is Act.RELEASE else source.visible + source.delayed),
     )
     if command.act is Act.PURGE:
-        _purge(writer, command, source, job)
+        _purge(writer, command, job)
     writer.write(_INSERT, _values(job))
     writer.write(_DROP, (JOBS_KEPT,))
     return JobStarted(job.info(source.key, command.origin.principal))
@@ -210,7 +210,7 @@ def _values(job: _Job) -> Row:
     return (*values[:2], str(job.act), *values[3:])
 
 
-def _purge(writer: Writer, command: StartJob, source: LiveQueue, job: _Job) -> None:
+def _purge(writer: Writer, command: StartJob, job: _Job) -> None:
     """A purge costs the same for one message and for a million, so it is done at once."""
     job.seen = job.matched = job.total
     if not command.dry_run:
