@@ -36,7 +36,7 @@ from veilmq.client.worker.job import AsyncJob, Cancellation, Cancelled, Cause, J
 from veilmq.client.worker.job.checkpoints import Checkpoints, FileCheckpoints, ObjectCheckpoints, Saved
 from veilmq.client.worker.metrics import Counts, Meter, PrometheusMeter
 from veilmq.client.worker.options import Backoff, Kind, Options, check_queue, complete
-from veilmq.client.worker.run import Run, Said
+from veilmq.client.worker.run import Run, RunEvent
 from veilmq.client.worker.runners.processes import reference
 from veilmq.model.errors import ParameterInvalid
 
@@ -92,7 +92,7 @@ class Worker:
         _check_handler(handler, self.options["kind"])
         if not isinstance(queue, str):
             check_queue(self.options, queue)
-        self._inbox: SimpleQueue[Said | BaseException] = SimpleQueue()
+        self._inbox: SimpleQueue[RunEvent | BaseException] = SimpleQueue()
         self._stopping = False
         self._run: Run | None = None
         self._thread: threading.Thread | None = None
@@ -165,7 +165,7 @@ class Worker:
     def stop(self) -> None:
         """Stop with a drain; a second call stops without. Returns at once; safe in a signal handler."""
         self._stopping = True
-        self._inbox.put(Said.STOP)
+        self._inbox.put(RunEvent.STOP)
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait up to `timeout` seconds for a started worker. Returns whether it has ended. Raises the error that ended

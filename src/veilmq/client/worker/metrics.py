@@ -212,7 +212,7 @@ class Spans:
         with tracing.trace.use_span(span, end_on_exit=True):
             yield span
 
-    def tell(self, span: "Span | None", results: Sequence[Result]) -> None:
+    def record(self, span: "Span | None", results: Sequence[Result]) -> None:
         """Record the messages' results in the span."""
         if span is None or self._tracing is None:
             return

@@ -1,9 +1,9 @@
 """One run of a worker: from the first receive until the last message in hand is deleted or given back.
 
 Strategy: `Intake` receives messages in threads of its own, and runners work them. The thread that called `go` waits for
-events (`Said`), then drains: it stops receiving, gives back what has not begun, waits for handlers, cancels them, gives
-back the rest, and releases what an open poll still brings. Events arrive through a SimpleQueue, which signal handlers
-may use too.
+an event (`RunEvent`), then drains: it stops receiving, gives back what has not begun, waits for handlers, cancels them,
+gives back the rest, and releases what an open poll still brings. Events arrive through a SimpleQueue, which signal
+handlers may use too.
 
 Intake: a place is reserved before a message is received, and its lease is registered with the keeper at once, so a
 prefetched message is kept like one whose handler runs. Errors are reported and followed by a backoff; only errors that
@@ -281,7 +281,7 @@ _TURN_SECONDS: Final = 1.0
 for example) is handled when this thread next wakes."""
 
 
-class Said(Enum):
+class RunEvent(Enum):
     """Events of a run. The fourth kind is an exception: nothing can be received any more."""
 
     STOP = "stop"
@@ -318,7 +318,7 @@ class Run:
         handler: Callable[[Any], Any],
         options: Options,
         clock: Clock,
-        inbox: "SimpleQueue[Said | BaseException]",
+        inbox: "SimpleQueue[RunEvent | BaseException]",
         *,
         until_empty: bool,
         messages_max: int | None = None,
@@ -350,7 +350,7 @@ class Run:
             self.keeper,
             clock,
             fatal=inbox.put,
-            idle=lambda: inbox.put(Said.IDLE),
+            idle=lambda: inbox.put(RunEvent.IDLE),
             until_empty=until_empty,
         )
 
@@ -360,16 +360,16 @@ class Run:
             self.runners.start()
             log.info("queue %s: working", self._name)
             self._intake.start()
-            said = self._hear()
+            event = self._next_event()
         except BaseException:
             self._drain(0)
             raise
         hurried = self._drain(self._options["drain"])
         log.info("queue %s: %s: %s", self._name, "stopped at once" if hurried else "stopped", self.counts.outcomes)
-        if isinstance(said, BaseException):
-            raise said
+        if isinstance(event, BaseException):
+            raise event
 
-    def _hear(self) -> Said | BaseException:
+    def _next_event(self) -> RunEvent | BaseException:
         while True:
             try:
                 return self._inbox.get(timeout=_TURN_SECONDS)
@@ -384,7 +384,7 @@ class Run:
         self._poll.interrupt()  # not closed: a close would lose an answer on its way, whose leases would stay taken
         threads = [
             threading.Thread(target=self._give_back_all, args=(rest,), name="veilmq worker release", daemon=True),
-            threading.Thread(target=self._tell_free, name="veilmq worker drain", daemon=True),
+            threading.Thread(target=self._report_free, name="veilmq worker drain", daemon=True),
         ]
         for thread in threads:
             thread.start()
@@ -392,7 +392,7 @@ class Run:
         hurried = self._wait_free(end)
         if self.ready.in_hand:
             log.warning("queue %s: %d messages are still in their handlers", self._name, self.ready.in_hand)
-            self._flow.tell_running(Cause.SHUTDOWN)
+            self._flow.cancel_running(Cause.SHUTDOWN)
             if not hurried:
                 hurried = self._wait_free(self._clock.monotonic() + GRACE)
             self._settling.give_up()
@@ -415,7 +415,7 @@ class Run:
         """Wait until nothing is in hand or until `end`. True if a second stop came."""
         while self.ready.in_hand and (left := end - self._clock.monotonic()) > 0:
             try:
-                if self._inbox.get(timeout=min(left, _TURN_SECONDS)) is Said.STOP:
+                if self._inbox.get(timeout=min(left, _TURN_SECONDS)) is RunEvent.STOP:
                     return True
             except Empty:
                 continue
@@ -425,9 +425,9 @@ class Run:
         for hand in hands:
             self._settling.give_back(hand)
 
-    def _tell_free(self) -> None:
+    def _report_free(self) -> None:
         self.ready.wait_until_free(None)
-        self._inbox.put(Said.FREE)
+        self._inbox.put(RunEvent.FREE)
 
 
 def _keeper(queue: Queue, options: Options, clock: Clock) -> LeaseKeeper:

@@ -76,7 +76,7 @@ class AsyncRunners:
                 start = flow.clock.monotonic()
                 with flow.spans.around([hand.message for hand in todo]) as span:
                     results = await self._call(todo)
-                    flow.spans.tell(span, results)
+                    flow.spans.record(span, results)
                 seconds = flow.clock.monotonic() - start
                 await self._blocking(lambda: flow.finish(todo, results, seconds))
         except asyncio.CancelledError:

@@ -243,7 +243,7 @@ class Flow:
                 start = self.clock.monotonic()
                 with self.spans.around([hand.message for hand in todo]) as span:
                     results = call(todo)
-                    self.spans.tell(span, results)
+                    self.spans.record(span, results)
                 self.finish(todo, results, self.clock.monotonic() - start)
         except BaseException as error:
             log.exception("a worker's own fault: the messages go back")
@@ -326,7 +326,7 @@ class Flow:
         left = [hand for hand in hands if not hand.settled]
         self.finish(left, [of_error(error)] * len(left), 0.0)
 
-    def tell_running(self, cause: Cause) -> None:
+    def cancel_running(self, cause: Cause) -> None:
         """Set the token of every message whose handler runs."""
         for hand in self._snapshot():
             hand.cancelled.set(cause)

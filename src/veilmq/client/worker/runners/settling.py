@@ -48,13 +48,13 @@ class DeadLetters:
     def send(self, received: Received, reason: str) -> None:
         """Send the message durably. Raises like `Queue.send`."""
         attributes = dict(received.attributes)
-        told: dict[str, Any] = {
+        values: dict[str, Any] = {
             "reason": "".join(each if each.isprintable() else " " for each in reason)[:_REASON_CHARACTERS] or "failed",
             "id": received.id,
             "queue": self.source,
             "receive_count": received.receive_count,
         }
-        marks = {PREFIX + name: value for name, value in told.items()}
+        marks = {PREFIX + name: value for name, value in values.items()}
         # Replace the marks of an earlier dead-lettering.
         attributes = {name: value for name, value in attributes.items() if not name.startswith(PREFIX)}
         # The type is sent as an attribute too.
@@ -118,9 +118,9 @@ class Settling:
             return
         log.warning("queue %s: %s failed: %s", self._queue.name, call, error)
         if self._options["on_error"] is not None:
-            self.tell(self._options["on_error"], error)
+            self._call_back(self._options["on_error"], error)
 
-    def tell(self, callback: Callable[..., object], *values: Any) -> None:
+    def _call_back(self, callback: Callable[..., object], *values: Any) -> None:
         """Call a user's callback. Its errors are logged and stop nothing; even its sys.exit() ends no thread."""
         try:
             callback(*values)
@@ -132,7 +132,7 @@ class Settling:
         if hand.cancelled.set(Cause.LOST, detail):
             log.warning("queue %s: message %s: %s", self._queue.name, hand.message.id, detail)
             if self._options["on_lost"] is not None:
-                self.tell(self._options["on_lost"], hand.message)
+                self._call_back(self._options["on_lost"], hand.message)
 
     def settle(self, hand: Hand, result: Result, seconds: float) -> bool:
         """Carry out the result. Returns whether the message no longer blocks its group (deleted or dead-lettered).
@@ -150,7 +150,7 @@ class Settling:
     def repeat(self, hand: Hand, value: Any) -> bool:
         """The guard has the result already: only delete. Returns whether the message no longer blocks its group."""
         if self._options["on_result"] is not None:
-            self.tell(self._options["on_result"], hand.message, value)
+            self._call_back(self._options["on_result"], hand.message, value)
         outcome = self._delete(hand)
         self.end(hand, "repeated" if outcome == "done" else outcome)
         return outcome == "done"
@@ -213,16 +213,16 @@ class Settling:
     def _failure(self, result: Result) -> Failure:
         """What is reported of a failed attempt: as much as the user allows."""
         reason = _REASONS[result.verdict]
-        told = self._options["error_report"]
-        if told is ErrorReport.NONE:
+        wanted = self._options["error_report"]
+        if wanted is ErrorReport.NONE:
             return Failure(reason)
         failure = failure_of(reason, result.error_type, result.error.removeprefix(f"{result.error_type}: "))
         line = ""
-        if told is ErrorReport.LINE:
+        if wanted is ErrorReport.LINE:
             line = failure.error
-        elif callable(told):
+        elif callable(wanted):
             try:
-                line = str(told(failure.error))
+                line = str(wanted(failure.error))
             except BaseException:
                 log.exception("queue %s: error_report failed: nothing is told of the error's text", self._queue.name)
         return failure_of(reason, failure.error_type, line)
@@ -244,20 +244,20 @@ class Settling:
                 failed = of_error(error)
                 return self._release(hand, delay, "failed", self._failure(failed))
         if self._options["on_result"] is not None:
-            self.tell(self._options["on_result"], hand.message, result.value)
+            self._call_back(self._options["on_result"], hand.message, result.value)
         return self._delete(hand)
 
     def _abandon(self, hand: Hand) -> None:
         claim, hand.held_claim, hand.keep_claim = hand.held_claim, None, None
         if self._options["guard"] is not None and claim is not None:
-            self.tell(self._options["guard"].abandon, claim.key, claim.fence)
+            self._call_back(self._options["guard"].abandon, claim.key, claim.fence)
 
     def _delete(self, hand: Hand) -> str:
         if not hand.may_delete():
             return "stopped"
         outcome = self._insist("delete", hand, hand.lease.delete) or "done"
         if outcome == "done":
-            self.tell(hand.drop_progress)
+            self._call_back(hand.drop_progress)
         return outcome
 
     def _release(self, hand: Hand, delay: float, outcome: str, failure: Failure | None = None) -> str:
