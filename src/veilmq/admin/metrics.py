@@ -1,7 +1,9 @@
-"""Counts the events of each queue, for /metrics: rates, and how leases end.
+"""The metrics of a server at /metrics: queues and their events, the shell, the store, the data ports, the cluster.
 
-Strategy: a queue gets a place at its first event, up to a bound; a deleted queue frees its place. Events of queues
-without a place are counted in one sum, so that no counter decreases and no sum loses an event.
+Strategy: a scrape reads counters that the rest of the server keeps. Only the events of queues (rates, and how leases
+end) are counted here, from the history. A queue gets a place at its first event, up to a bound; a deleted queue frees
+its place. Events of queues without a place are counted in one sum, so that no counter decreases and no sum loses an
+event.
 """
 
 import threading

@@ -46,7 +46,7 @@ _BUG: Final = 500
 _VISIT: Final = "veilmq.visit"
 """In a request's scope: its visit, so that the page of an error has the head of all pages."""
 NEWS_US: Final = 2 * SECOND_US
-"""A page's script asks each three seconds. What another one was told is good for so long."""
+"""How long an answer to one page's script also serves others; each script asks every three seconds."""
 NEWS_MAX: Final = 256
 logger = logging.getLogger("veilmq.console")
 
@@ -54,7 +54,7 @@ Shown = Callable[[Visit], Awaitable[Response]]
 
 
 class KeptNews:
-    """What scripts of open pages were told last, by who asks and what. Ten browsers that watch one page then cost about
+    """The last answers to scripts of open pages, by who asks and what. Ten browsers that watch one page then cost about
     as much as one."""
 
     def __init__(self) -> None:

@@ -229,10 +229,10 @@ class RefusedWaits:
             }
         for each in [each for each in self._unreported if each not in self._reported_s]:
             self._reported_s[each] = now_s
-            told, limit = each
+            named, limit = each
             count, value = self._unreported.pop(each), getattr(self._limits, limit)
             text = "%s: answered %d receives empty instead of letting them wait: %s is %d"
-            logger.warning(text, "other queues" if told is None else told, count, limit, value)
+            logger.warning(text, "other queues" if named is None else named, count, limit, value)
 
     def _place(self, queue: QueueKey, limit: str) -> tuple[QueueKey | None, str]:
         """Where the queue's receives are counted until a line tells of them."""

@@ -90,14 +90,18 @@ class Connection(asyncio.Protocol):
         self._flags = 0
         self._pending = bytearray()
         self._leftover = False
+        """Whether anything is left to do after the answer: requests, input or its end."""
         self._answering_in_turn = False
+        """Whether the handler of the current request has not returned yet."""
         self._reading_paused = False
         self._held_bytes = 0
         self._since = 0.0
+        """When the body, or the reading of the answer, began."""
         self._progress_bytes = 0
         self._unread_account = ""
         self._unread_answer_bytes = 0
         self._rest = memoryview(b"")
+        """What is not written yet of an answer over TLS."""
 
     # What the loop calls.
 

@@ -30,15 +30,13 @@ _LAST_DIGITS: Final = [f"{number:03x}" for number in range(1 << 12)]
 """The last digits of a request id; the digits before them are formatted once for 4,096 ids."""
 log = logging.getLogger("veilmq.listener")
 
-# Called on the loop when a request is complete; answers through the exchange, now or later.
 Handler: TypeAlias = Callable[[Request, Exchange], None]
-
-# (status, reason, the request if its headers were read, request id) -> the response, in the protocol's own form, to
-# what HTTP or a limit forbids.
+"""Called on the loop when a request is complete; answers through the exchange, now or later."""
 Refuse: TypeAlias = Callable[[int, str, Request | None, str], Response]
-
-# The answer to a request whose handler raised.
+"""(status, reason, the request if its headers were read, request id) -> the response, in the protocol's own form, to
+what HTTP or a limit forbids."""
 Failure: TypeAlias = Callable[[Request], Response]
+"""The answer to a request whose handler raised."""
 
 
 def refuse_plainly(status: int, reason: str, request: Request | None, request_id: str) -> Response:

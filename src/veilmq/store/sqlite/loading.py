@@ -1,7 +1,7 @@
 """Opens a database whose pages may be damaged, and loads it into memory.
 
-Strategy: topics are few and change rarely. Each change writes its row, changes the value in memory, and registers an
-undo in case the batch is rolled back.
+Strategy: a start flips single wrong bits back, and reads what is still wrong as it is. What only the redo log has is
+copied into the tables first, so that everything in memory is loaded from the tables alone.
 """
 
 import logging

@@ -1,5 +1,5 @@
-"""Groups: what a claim may take from each, on FIFO queues and, as tenants, on standard ones; and which of them stand
-still.
+"""Groups: what a claim may take from each, on FIFO queues and, as tenants, on standard ones; and which of them are
+blocked.
 
 Strategy: the messages of a group have a line of their own, whose number is the group's and greater than any priority. A
 group with messages has one row: the message that a claim would take (`free`), and the group's position among those that

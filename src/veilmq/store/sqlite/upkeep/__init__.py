@@ -271,8 +271,7 @@ def _expire_queue(writer: Writer, queue: LiveQueue, steps_max: int) -> int:
     if gone:
         expire(writer, queue, *gone)
         update_rows(writer, queue)
-    if gone:  # more may follow the first ones
-        writer.queues.lower_expiry(queue, writer.expiry_now)
+        writer.queues.lower_expiry(queue, writer.expiry_now)  # more may follow the first ones
     elif queue.in_flight or queue.delayed or queue.visible:
         # One bound per check: a second one, days away, would stay in the heap for days.
         following = [expires for expires in heads.values() if expires > writer.expiry_now]
