@@ -76,7 +76,7 @@ def call_by_own_names(commands: Sequence[AnyCommand], aliases: Aliases) -> None:
         own = aliases.get(getattr(command, "queue", _NO_QUEUE))
         if own is not None:
             command.queue = own  # type: ignore[union-attr]
-        rewrite = _SETTINGS.get(type(command))
+        rewrite = _REWRITES.get(type(command))
         if rewrite is not None:
             rewrite(command, aliases)
 
@@ -102,13 +102,12 @@ def _change_subscription(command: ChangeSubscription, aliases: Aliases) -> None:
         command.change = command.change | {"dead_letter_queue": own}
 
 
-_SETTINGS: Final[dict[type, Callable[[Any, Aliases], None]]] = {
+_REWRITES: Final[dict[type, Callable[[Any, Aliases], None]]] = {
     CreateQueue: _queue,
     ChangeQueue: _queue,
     Subscribe: _subscribe,
     ChangeSubscription: _change_subscription,
 }
-
 
 ACTIONS: Final[dict[type, Action]] = {
     Send: Action.SEND,
@@ -139,9 +138,57 @@ ACTIONS: Final[dict[type, Action]] = {
 }
 """The action that a key must be granted for each command."""
 
+
+def _redrive_targets(command: CreateQueue | ChangeQueue) -> tuple[QueueKey | None, ...]:
+    redrive = command.change.get("redrive")
+    return () if redrive is None else (redrive.target,)
+
+
+_OF_ENTRIES: Final = frozenset({Send, Delete, Extend})
+"""Commands of which a request may have several, for one queue."""
+_TARGETS: Final[dict[type, Callable[[Any], tuple[QueueKey | None, ...]]]] = {
+    CreateQueue: _redrive_targets,
+    ChangeQueue: _redrive_targets,
+    Subscribe: lambda command: (command.settings.queue, command.settings.dead_letter_queue),
+    ChangeSubscription: lambda command: (command.change.get("dead_letter_queue"),),
+}
+"""The queues to which a command's settings point."""
+
+
+def denied_action(key: AccessKey, commands: Sequence[AnyCommand]) -> Action | None:
+    """The first action among the commands that the key was not granted."""
+    kind = before = None
+    for command in commands:
+        named = getattr(command, "queue", None) or getattr(command, "topic", None)
+        if named is before and type(command) is kind and kind in _OF_ENTRIES:
+            continue  # the entries of a batch, which were granted with the first
+        kind, before = type(command), named
+        action = ACTIONS[kind]
+        if not key.allows(action, None if named is None else named.name):
+            return action
+        if not may_send_to_targets(key, action, command):
+            return Action.SEND
+    return None
+
+
+def may_send_to_targets(key: AccessKey, action: Action, command: AnyCommand) -> bool:
+    """Whether the key may send messages where the command's settings point: it needs `send` or the same action there.
+
+    Otherwise a key could send to any queue by making it the dead-letter queue or endpoint of its own. A move task or
+    job needs `send`.
+    """
+    if isinstance(command, StartMove | StartJob):
+        return command.destination is None or key.allows(Action.SEND, command.destination.name)
+    targets = _TARGETS.get(type(command))
+    return targets is None or all(
+        each is None or key.allows(Action.SEND, each.name) or key.allows(action, each.name) for each in targets(command)
+    )
+
+
 _GIST_BYTES: Final = 300
 _SHOWN_BYTES: Final = 200
 """How much of a path or action the log shows."""
+_HOST_SHOWN_BYTES: Final = 100
 _ACTION: Final = re.compile(rb"[?&]Action=([A-Za-z]{1,64})")
 _CLAIMED: Final = re.compile(rb"(?:Credential=|MNS |SharedKey(?:Lite)? )([^/:,\s]{1,128})")
 """The id of a key in the Authorization header of each protocol."""
@@ -157,7 +204,6 @@ _PAGE_REFUSED: Final = (
     "In development mode no web page and no browser may call, unless --cors-origins lists the page's origin: use an "
     "SDK, curl, or the console at the admin port."
 )
-_HOST_SHOWN_BYTES: Final = 100
 
 logger = logging.getLogger("veilmq.port")
 
@@ -341,51 +387,6 @@ def _asked(request: Request, keyring: Keyring) -> str:
     key = keyring.find(unquote_to_bytes(claimed[1]).decode("latin-1")) if claimed and keyring.checks else None
     parts = [part[:_SHOWN_BYTES].decode("latin-1") for part in (request.path, action) if part]
     return f"{request.method} {' '.join(parts)} from {request.peer}" + (f" by {key.id}" if key else "")
-
-
-def denied_action(key: AccessKey, commands: Sequence[AnyCommand]) -> Action | None:
-    """The first action among the commands that the key was not granted."""
-    kind = before = None
-    for command in commands:
-        named = getattr(command, "queue", None) or getattr(command, "topic", None)
-        if named is before and type(command) is kind and kind in _OF_ENTRIES:
-            continue  # the entries of a batch, which were granted with the first
-        kind, before = type(command), named
-        action = ACTIONS[kind]
-        if not key.allows(action, None if named is None else named.name):
-            return action
-        if not may_send_to_targets(key, action, command):
-            return Action.SEND
-    return None
-
-
-def may_send_to_targets(key: AccessKey, action: Action, command: AnyCommand) -> bool:
-    """Whether the key may send messages where the command's settings point: it needs `send` or the same action there.
-
-    Otherwise a key could send to any queue by making it the dead-letter queue or endpoint of its own. A move task or
-    job needs `send`.
-    """
-    if isinstance(command, StartMove | StartJob):
-        return command.destination is None or key.allows(Action.SEND, command.destination.name)
-    ends = _ENDS.get(type(command))
-    return ends is None or all(
-        end is None or key.allows(Action.SEND, end.name) or key.allows(action, end.name) for end in ends(command)
-    )
-
-
-def _redrive_ends(command: CreateQueue | ChangeQueue) -> tuple[QueueKey | None, ...]:
-    redrive = command.change.get("redrive")
-    return () if redrive is None else (redrive.target,)
-
-
-_OF_ENTRIES: Final = frozenset({Send, Delete, Extend})
-"""Commands of which a request may have several, for one queue."""
-_ENDS: Final[dict[type, Callable[[Any], tuple[QueueKey | None, ...]]]] = {
-    CreateQueue: _redrive_ends,
-    ChangeQueue: _redrive_ends,
-    Subscribe: lambda command: (command.settings.queue, command.settings.dead_letter_queue),
-    ChangeSubscription: lambda command: (command.change.get("dead_letter_queue"),),
-}
 
 
 class Conversation:
