@@ -157,9 +157,9 @@ def test_pages_by_account_region_and_prefix(server: Any, http: httpx.Client) -> 
 
 def test_a_topic_is_deleted_with_what_waits(server: Any, http: httpx.Client, news: TopicKey) -> None:
     where = f"{TOPICS}/{ACCOUNT}/us-east-1/news"
-    assert [queue.name for queue in server.store.queues.by_key] == ["orders", "news/by-push"]
+    assert [queue.name for queue in server.store.reader.queues] == ["orders", "news/by-push"]
     assert http.delete(where).json() == {}
-    assert [queue.name for queue in server.store.queues.by_key] == ["orders"]
+    assert [queue.name for queue in server.store.reader.queues] == ["orders"]
     for method in ("GET", "DELETE"):
         answer = http.request(method, where)
         assert (answer.status_code, answer.json()["error"]) == (404, "TopicMissing")
@@ -298,7 +298,7 @@ def test_a_key_reaches_the_topics_of_its_grants_alone(running: Any, tmp_path: An
         assert [each["name"] for each in http.get(TOPICS).json()["topics"]] == ["news"]
         for method in ("GET", "DELETE"):
             assert http.request(method, f"{TOPICS}/{ACCOUNT}/us-east-1/pay").status_code == 403
-        assert topic("pay") in server.store.topics
+        assert topic("pay") in server.store.reader.topics
         assert http.delete(f"{TOPICS}/{ACCOUNT}/us-east-1/news").status_code == 200
 
 

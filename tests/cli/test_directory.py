@@ -126,7 +126,7 @@ def test_a_directory_in_use_is_in_order(used: Used, capsys: pytest.CaptureFixtur
     report = json.loads(capsys.readouterr().out)
     assert report["problems"] == []
     assert report["queues"] == 3
-    assert report["messages"] == sum(each.info().counts.total for each in used.store.queues.by_key.values()) > 10
+    assert report["messages"] == sum(each.info().counts.total for each in used.store.reader.queues.values()) > 10
     with used.database.open("r+b") as file:
         file.write(bytes(4096))  # the WAL has the first page, too
     assert check(used.path, as_json=True) is Exit.DONE

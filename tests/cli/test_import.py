@@ -141,7 +141,7 @@ def test_an_endpoints_queues_are_created_at_another(run: Run, tmp_path: Path, ve
         account.create("orders")
         account.delete("dead")
     store = SqliteStore(tmp_path / "data")
-    key = next(key for key in store.queues.by_key if key.name == "orders")
+    key = next(key for key in store.reader.queues if key.name == "orders")
     aliased = CreateQueue(queue=QueueKey(key.account, key.region, "A_1"), origin=TESTER, change={"alias": "dead"})
     store.apply([aliased], Instant(store.mark + 1))
     store.commit()

@@ -52,7 +52,7 @@ def subscribe(stage: Stage, topic: TopicKey, name: str, **settings: Any) -> None
 
 
 def test_a_change_gives_a_new_object_and_nothing_else_does(stage: Stage) -> None:
-    subscriptions = _Subscriptions(cast(SqliteStore, stage.store).topics)
+    subscriptions = _Subscriptions(cast(SqliteStore, stage.store).reader.topics)
     seen = [subscriptions()]
     assert seen == [{}]
 

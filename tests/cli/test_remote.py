@@ -741,7 +741,7 @@ def test_a_held_directory_is_reached_through_its_owner(
         server.store.directory.announce({"admin": server.url})
         (directory / "admin-token").write_text(admin.TOKEN)
         assert run("queues", "create", "orders", "--data", str(directory)).code == 0
-        assert list(map(str, server.store.queues.by_key)) == ["000000000000/us-east-1/orders"]
+        assert list(map(str, server.store.reader.queues)) == ["000000000000/us-east-1/orders"]
         monkeypatch.setattr(server.store.directory, "free_bytes", lambda: 5)
         full = run("backup", "copy", "--data", str(directory))
         assert full.err.startswith("veilmq: the server has no room for the copy: disk is nearly full: 5 bytes left\n")

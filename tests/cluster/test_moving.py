@@ -95,7 +95,7 @@ def test_nothing_is_lost_in_there_and_back(empty: Cluster, tmp_path: Path) -> No
     assert owner.before.clock == NOW
     log = empty.log(owner)
     stage.store = SqliteStore(tmp_path / "member", SMALL, log=log)
-    jobs = next(iter(stage.store.queues.by_key))
+    jobs = next(iter(stage.store.reader.queues))
     assert isinstance(stage.delete(jobs, handle), Deleted)
     stage.send(jobs, "from the cluster")
     held = stage.take(jobs).handle

@@ -127,7 +127,7 @@ class TestCopy:
             yield copy
 
     def work(self, stage: Stage, records: int) -> None:
-        jobs = next(iter(store_of(stage).queues.by_key))
+        jobs = next(iter(store_of(stage).reader.queues))
         for _ in range(records):
             stage.send(jobs, "more")
         store_of(stage).apply_log()  # as the next sweep would
@@ -231,7 +231,7 @@ class TestCopy:
         self, cluster: Cluster, snapshots: Snapshots, stage: Stage, copy: Copy, tmp_path: Path
     ) -> None:
         """That it is there is in the log, so no other copy is without it, and none need be filled again."""
-        jobs = next(iter(store_of(stage).queues.by_key))
+        jobs = next(iter(store_of(stage).reader.queues))
         stage.do(Send(queue=jobs, origin=TESTER, body="damaged", md5=bytes(16), size_bytes=7, delay_us=SECOND_US))
         stage.later(SECOND_US)
         assert len(stage.receive(jobs, 10)) == 5

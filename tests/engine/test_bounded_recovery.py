@@ -72,7 +72,7 @@ class Play:
 
     def create(self, key: QueueKey) -> CreateQueue:
         change: dict[str, Any] = {"fifo": True, "content_deduplication": True} if key == LINE else {}
-        if key in {PLAIN, FAIR} and DEAD in self.shell.store.queues.by_key:
+        if key in {PLAIN, FAIR} and DEAD in self.shell.store.reader.queues:
             change = {"redrive": RedrivePolicy(DEAD, 2)}
         return CreateQueue(queue=key, origin=TESTER, change=change)
 
@@ -164,7 +164,7 @@ class Play:
         for key in KEYS:
             if not engine.waiting.waits_for(key):
                 continue
-            queue = store.queues.by_key[key]
+            queue = store.reader.queues[key]
             held_up = {waiter.command.in_flight_max for waiter in engine.waiting._lines[key]} == {5}
             if (held_up and queue.in_flight >= 5) or queue.settings.receives_per_second_max is not None:
                 continue

@@ -154,12 +154,12 @@ def test_a_checkpoint_that_finds_the_disk_full_fails_no_commit(
         if bulk is not None:
             bulk.join()
         disk.mend()
-    assert store.queues.by_key[QUEUE].visible == 100
+    assert store.reader.queues[QUEUE].visible == 100
     # Every commit tried again, and the log has one line of it.
     assert sum("checkpoint: the disk is full" in each for each in caplog.messages) == 1
     store.close()
     reopened = SqliteStore(tmp_path / "data", SMALL)
-    assert reopened.queues.by_key[QUEUE].visible == 100
+    assert reopened.reader.queues[QUEUE].visible == 100
     reopened.close()
 
 

@@ -47,7 +47,7 @@ def the_wal_is_copied(data: Path) -> None:
     assert (data / "veilmq.db").stat().st_size > 400_000
     store.close()
     reopened = SqliteStore(data, SMALL)
-    assert reopened.queues.by_key[QUEUE].visible == 200
+    assert reopened.reader.queues[QUEUE].visible == 200
     reopened.close()
 
 

@@ -155,7 +155,7 @@ class Stage:
     def subscriptions(self) -> dict[Subscription, SubscriptionSettings]:
         return {
             (key, name): each.settings
-            for key, topic in self.store.topics.items()
+            for key, topic in self.store.reader.topics.items()
             for name, each in topic.subscriptions.items()
             if each.settings.url is not None
         }

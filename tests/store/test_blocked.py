@@ -128,7 +128,7 @@ def test_bounds_say_that_they_were_reached(stage: Stage, monkeypatch: Any) -> No
         stage.later(SECOND_US)
     for _ in range(4):
         stage.take(queue, lease_us=HOUR_US)
-    live = store_of(stage).queues.by_key[queue]
+    live = store_of(stage).reader.queues[queue]
     with stage.store.reader.look() as view:
         execute = view._connection.execute  # type: ignore[attr-defined]
         found, is_all = heads(execute, live, stage.now, 3)

@@ -90,7 +90,7 @@ def test_a_receive_sets_it_apart_and_delivers_the_others(
     shown = [line["message"]["id"] for line in stage.factory.state(stage.store) if "message" in line]
     assert (shown[0], len(shown)) == (id_text(damaged.id), 3)
     with store_of(stage).reader.look() as view:
-        assert len(view.visible(store_of(stage).queues.by_key[queue], 0, 10)) == 3
+        assert len(view.visible(store_of(stage).reader.queues[queue], 0, 10)) == 3
     caplog.clear()
     assert bodies(stage.receive(queue, 10)) == ["second", "third"]
     assert quarantined(stage)[-1] == damaged.sequence

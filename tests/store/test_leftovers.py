@@ -63,6 +63,6 @@ def test_a_batch_that_is_rolled_back_leaves_no_groups_to_settle(stage: Stage) ->
     store: Any = stage.store
     store._writer.begin(stage.now)
     send_all(store._writer, [sending(queue, extras=Extras(group="a"), delay_us=SECOND_US)])
-    assert store.queues.stale_groups
+    assert store._writer.queues.stale_groups
     stage.factory.abandon(store)
-    assert store.queues.stale_groups == {}
+    assert store._writer.queues.stale_groups == {}

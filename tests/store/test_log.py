@@ -178,7 +178,7 @@ def test_what_the_log_has_is_committed_though_the_file_fails(
         factory.log.bring(own)
     stage.store = factory.open()
     if of_its_own:
-        assert jobs not in store_of(stage).queues.by_key
+        assert jobs not in store_of(stage).reader.queues
     else:
         assert bodies(stage.receive(jobs, 10)) == ["hello"]
 
@@ -308,7 +308,7 @@ def test_a_backup_follows_no_log(stage: Stage, tmp_path: Path) -> None:
     (tmp_path / "restored").mkdir(mode=0o700)
     backup(store_of(stage).directory.database, tmp_path / "restored" / "veilmq.db", is_owner=True)
     with closing(SqliteStore(tmp_path / "restored", SMALL)) as restored:
-        assert [queue.name for queue in restored.queues.by_key] == ["jobs"]
+        assert [queue.name for queue in restored.reader.queues] == ["jobs"]
 
 
 class TestFollower:

@@ -383,7 +383,7 @@ class StoreMachine(RuleBasedStateMachine):
         store = self.stage.store
         with store.reader.look() as view:
             for key, queue in self.reference.queues.items():
-                live = store.queues.by_key[key]  # type: ignore[attr-defined]
+                live = store.reader.queues[key]  # type: ignore[attr-defined]
                 found = view.visible(live, 0, 10_000)
                 assert len(found) == live.visible
                 assert {row.sequence for row in found} <= {message.sequence for message in queue.messages}

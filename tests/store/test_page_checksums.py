@@ -63,7 +63,7 @@ TWO: Final = ((3, 1), (9, 0))
 
 
 def label_of(store: SqliteStore) -> str:
-    (queue,) = store.queues.by_key.values()
+    (queue,) = store.reader.queues.values()
     return dict(queue.settings.labels)["team"]
 
 

@@ -182,8 +182,8 @@ def test_an_empty_queue_is_made_again_unless_it_was_deleted(tmp_path: Path) -> N
     assert [each.queue.rpartition("/")[2] for each in report.queues] == ["empty", "held", "last.fifo"]
     assert report.of("000000000000/us-east-1/held").visible == 1
     found = SqliteStore(tmp_path / "new", SMALL)
-    assert {queue.settings.wait_us for queue in found.queues.by_key.values()} == {7}
-    assert len({queue.generation for queue in found.queues.by_key.values()}) == 3
+    assert {queue.settings.wait_us for queue in found.reader.queues.values()} == {7}
+    assert len({queue.generation for queue in found.reader.queues.values()}) == 3
     found.close()
 
 

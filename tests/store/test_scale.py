@@ -78,7 +78,7 @@ def connection_of(stage: Stage) -> apsw.Connection:
 
 
 def queues_of(stage: Stage) -> queues.Queues:
-    return cast(SqliteStore, stage.store).queues
+    return cast(SqliteStore, stage.store)._writer.queues
 
 
 @contextmanager

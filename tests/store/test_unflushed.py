@@ -270,7 +270,7 @@ def test_readers_see_it(stage: Stage) -> None:
     assert [each["sequence"] for each in unflushed[0][0]["messages"]] == [waits.sequence, waits.sequence + 1]
     assert [each["sequence"] for each in unflushed[0][1]["messages"]] == [held.sequence]
     with store.readers.lend() as connection:
-        live = store.queues.by_key[queue]
+        live = store.reader.queues[queue]
         assert oldest_unflushed(connection) == {live.generation: waits.sent}
         assert oldest_sent(connection.execute, live.generation, []) is None
     assert (report.messages, report.leases, report.problems, report.books) == (3, 1, [], "balanced")
@@ -284,7 +284,7 @@ def test_the_oldest_message_is_seen_in_flight_too(stage: Stage) -> None:
     sent = stage.take(queue, lease_us=HOUR_US).sent
     stage.sweep()
     store = store_of(stage)
-    live = store.queues.by_key[queue]
+    live = store.reader.queues[queue]
     with store.readers.lend() as connection:
         assert oldest_sent(connection.execute, live.generation, list(live.ready)) == sent
     stage.send(queue, "new")
@@ -463,7 +463,7 @@ def test_a_peek_sees_what_there_was_before_the_first_group(stage: Stage) -> None
         connection.execute("SELECT count(*) FROM mark").fetchall()
         stage.send(queue, "of a group", extras=Extras(group="g"))
         seen = peeks.peek(
-            connection, store.queues, Peek(queue=queue, origin=TESTER, count_max=10), stage.now, stage.now
+            connection, store._writer.queues, Peek(queue=queue, origin=TESTER, count_max=10), stage.now, stage.now
         )
     assert bodies(expect(seen, Received).messages) == ["unflushed"]
     assert bodies(stage.peek(queue)) == ["unflushed", "of a group"]

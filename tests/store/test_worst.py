@@ -47,7 +47,7 @@ def renew(stage: Stage, by: str) -> None:
 
 
 def walked(stage: Stage, value_of: Callable[[LiveQueue], int], count: int) -> list[int]:
-    values = sorted((value_of(queue) for queue in store_of(stage).queues.by_key.values()), reverse=True)
+    values = sorted((value_of(queue) for queue in store_of(stage).reader.queues.values()), reverse=True)
     return [value for value in values[:count] if value]
 
 
@@ -74,7 +74,7 @@ def test_depths_and_leases_are_ranked_as_a_walk_finds_them(stage: Stage, monkeyp
                 if act == "delete":
                     stage.delete(queue, each.handle)
         elif act == "purge":
-            stage.purge(max(store_of(stage).queues.by_key.values(), key=VALUES["depth"]).key)
+            stage.purge(max(store_of(stage).reader.queues.values(), key=VALUES["depth"]).key)
         elif act == "drop" and step % 7 == 0:
             stage.drop(queue)
             stage.later(2 * MINUTE_US)

@@ -76,7 +76,7 @@ class Lived(msgspec.Struct):
     def _held(self, store: SqliteStore) -> dict[str, Content]:
         held: dict[str, Content] = {}
         later = Instant(self.now + 8 * DAY_US - HOUR_US)
-        for queue in list(store.queues.by_key):
+        for queue in list(store.reader.queues):
             held |= {message.body: (queue.name, message.extras) for message in everything_in(store, queue, later)}
         return held
 

@@ -59,7 +59,7 @@ def test_all_that_get_queue_attributes_shows_is_the_same_queue(client: Any) -> N
 def test_a_policy_in_other_words_is_the_same(served: Any, client: Any, policy: str) -> None:
     url = met(client, Policy=POLICY)
     assert met(client, Policy=policy) == url
-    assert served.store.queues.by_key[QUEUE].settings.labels == {LABEL_PREFIX + "Policy": POLICY}
+    assert served.store.reader.queues[QUEUE].settings.labels == {LABEL_PREFIX + "Policy": POLICY}
 
 
 def test_a_key_that_may_create_and_nothing_else(served: Any, client: Any) -> None:

@@ -19,13 +19,12 @@ from veilmq.model.commands import AnyCommand, Peek, Sweep
 from veilmq.model.errors import StoreError, StoreFailed, StoreUnknown
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.outcomes import Applied, Outcome
-from veilmq.model.settings.topic import Topics
 from veilmq.store import Options
 from veilmq.store.archive.shipping import Archive
 from veilmq.store.directory import DatabaseUnusable, DataDirectory, NotOurs, holds_database
 from veilmq.store.log import AppendUnknown, Log, NotAppended, NotOwner
 from veilmq.store.sqlite import upkeep
-from veilmq.store.sqlite.batch import DELIVERED_BYTES_MAX, Writer, queues
+from veilmq.store.sqlite.batch import DELIVERED_BYTES_MAX, Writer
 from veilmq.store.sqlite.batch.set_apart import CopyDamaged
 from veilmq.store.sqlite.disk import (
     DAMAGE,
@@ -165,16 +164,6 @@ class SqliteStore:
     def mark(self) -> Instant:
         """High-water mark of the lease clock."""
         return Instant(self._writer.mark.clock)
-
-    @property
-    def queues(self) -> queues.Queues:
-        """The queues in memory, for this process's metrics and listings; read only."""
-        return self._writer.queues
-
-    @property
-    def topics(self) -> Topics:
-        """The topics in memory, read only."""
-        return self._writer.topics
 
     @property
     def disk_low(self) -> bool:
