@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import socket
 import threading
 import time
 from base64 import b64encode
@@ -331,7 +332,14 @@ def test_who_waits_goes_by_the_credentials_of_the_end(
         while not (len(server.shell.engine.waiting) and server.shell.stats.followers):
             assert time.monotonic() < until
             time.sleep(0.01)
-        server.keyring = Keys(*after)
+        with socket.create_connection(("127.0.0.1", server.port), timeout=30) as slow:
+            head = f"POST {ORDERS}/delete HTTP/1.1\r\nHost: localhost\r\nAuthorization: {basic('all')['Authorization']}"
+            slow.sendall(f"{head}\r\nExpect: 100-continue\r\nContent-Length: 15\r\n\r\n".encode())
+            assert slow.recv(1_000).startswith(b"HTTP/1.1 100 "), "the key is checked"
+            server.keyring = Keys(*after)
+            slow.sendall(b'{"handles":[]} ')
+            answer = slow.recv(1_000)
+            assert answer.startswith(b"HTTP/1.1 400 " if status == 200 else b"HTTP/1.1 401 "), answer
         sent = {"messages": [{"body": "a"}]}
         assert HTTP.post(server.url + ORDERS + "/messages", headers=BEARER, json=sent).status_code == 200
         for each in waiting:

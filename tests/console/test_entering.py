@@ -3,6 +3,7 @@
 import socket
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import httpx
 import pytest
@@ -281,6 +282,29 @@ def test_a_key_has_the_rights_that_it_was_granted(tmp_path: Path) -> None:
         visitor.sign_in(key="AKLOOK", secret="look-secret")
         del server.keyring._keys["AKLOOK"]
         assert "over" in visitor.get("/console/").headers["location"]
+        slowly_with_a_removed_key(server, visitor)
+
+
+def slowly_with_a_removed_key(server: Any, visitor: Visitor) -> None:
+    """A form may take hours to arrive."""
+    path = "/console/queues/222222222222/us-east-1/orders/purge"
+    token = {"authorization": f"Bearer {admin.TOKEN}"}
+    api = f"{server.url}/api/v1/queues/222222222222/us-east-1/orders"
+    assert httpx.put(api, headers=token).status_code == 201
+    assert httpx.post(f"{api}/messages", headers=token, json={"messages": [{"body": "kept"}]}).status_code == 200
+    visitor.sign_in(key="AKALL", secret="all-secret")
+    form = urlencode(visitor.fields(path) | {"confirmed": "yes"})
+    ((name, cookie),) = visitor.cookies.items()
+    host = f"Host: 127.0.0.1:{server.port}\r\nOrigin: {server.url}\r\n"
+    head = f"POST {path} HTTP/1.1\r\n{host}Cookie: {name}={cookie}\r\n"
+    kind = f"Content-Type: application/x-www-form-urlencoded\r\nContent-Length: {len(form)}\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as slow:
+        slow.sendall(f"{head}{kind}Expect: 100-continue\r\n\r\n".encode())
+        assert slow.recv(1_000).startswith(b"HTTP/1.1 100 "), "the session is found"
+        del server.keyring._keys["AKALL"]
+        slow.sendall(form.encode())
+        assert slow.recv(1_000).startswith(b"HTTP/1.1 401 ")
+    assert httpx.get(api, headers=token).json()["counts"]["visible"] == 1
 
 
 def test_a_session_that_only_looks_changes_nothing(server: Any, api: Api) -> None:

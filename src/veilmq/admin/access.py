@@ -33,6 +33,8 @@ REFUSALS: Final = "veilmq.refusals"
 """In the state of the scope: the RefusalLog of the port."""
 CALLER: Final = "veilmq.caller"
 """In the scope: the Caller. A request of the console, within this process, comes with it."""
+KEYRING: Final = "veilmq.keyring"
+"""In the scope: returns the keys of now."""
 READING: Final = frozenset(
     {
         Action.PEEK,
@@ -115,6 +117,12 @@ class Caller(NamedTuple):
             raise Refused(401, "not_authenticated", "the access key was taken away while the request waited")
         return self._replace(key=found)
 
+    def check_unchanged(self, keyring: Keyring) -> None:
+        """Raises Refused (401) if its key was taken away or changed since the head of the request was read."""
+        if self.key is not None and keyring.find(self.key.id) != self.key:
+            words = "the access key was taken away or changed while the request arrived"
+            raise Refused(401, "not_authenticated", words)
+
     def whose(self, wanted: str | None) -> str:
         """The requested account, or the caller's default. Raises ParameterInvalid."""
         account = wanted or self.home
@@ -163,13 +171,8 @@ class Access:
             await self._app(scope, receive, send)
             return
         request_id = secrets.token_hex(8)
-        if CALLER in scope:
-            scope[CALLER] = scope[CALLER]._replace(bodies=self._bodies)
-            scope["veilmq.request_id"] = request_id
-            await self._app(scope, receive, send)
-            return
         try:
-            scope[CALLER] = self.caller(scope)._replace(bodies=self._bodies)
+            caller = scope[CALLER].after_waiting(self._keyring()) if CALLER in scope else self.caller(scope)
         except Refused as refused:
             refusals: RefusalLog = scope["state"][REFUSALS]
             if refusals.takes(f"{refused.status} {refused.error}"):
@@ -178,6 +181,7 @@ class Access:
                 logger.info("%s: refused with %d: %s", told, refused.status, refused.message, extra=extra)
             await _refuse(send, refused, request_id)
             return
+        scope[CALLER], scope[KEYRING] = caller._replace(bodies=self._bodies), self._keyring
         scope["veilmq.request_id"] = request_id
         await self._app(scope, receive, send)
 

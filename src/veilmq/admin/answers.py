@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
-from veilmq.admin.access import CALLER, REFUSALS, Caller, asked
+from veilmq.admin.access import CALLER, KEYRING, REFUSALS, Caller, asked
 from veilmq.admin.api import STATUS, Refused, described, inputs, operator
 from veilmq.admin.history import Scope
 from veilmq.admin.service import Keys, home_region
@@ -50,7 +50,8 @@ def scope_of(request: Request) -> Scope:
 
 
 async def body_of(request: Request) -> bytes:
-    """The whole body. Raises Refused: 413 beyond `BODY_BYTES_MAX`, 400 if the client hung up (for the log alone)."""
+    """The whole body. Raises Refused: 413 beyond `BODY_BYTES_MAX`, 400 if the client hung up (for the log alone), 401
+    if the caller's key was taken away meanwhile: a client may take hours to send a body."""
     parts: list[bytes] = []
     left = BODY_BYTES_MAX
     try:
@@ -61,6 +62,7 @@ async def body_of(request: Request) -> bytes:
             parts.append(part)
     except ClientDisconnect:
         raise Refused(400, "body_incomplete", "the connection ended within the body") from None
+    caller_of(request).check_unchanged(request.scope[KEYRING]())
     return b"".join(parts)
 
 
