@@ -278,11 +278,15 @@ def test_a_receive_that_waits_goes_by_the_credentials_of_its_end(
     _await_parked(server)
     credentials.write_text(credentials.read_text().replace(there, instead))
     reload(server)
+    if got == "AccessDenied":
+        waiting.join(timeout=10)
+        assert seen == [got], "it waits for a message that it cannot have"
     owner.send_message(QueueUrl=url, MessageBody="the message")
     waiting.join(timeout=30)
     assert seen == [got]
-    (message,) = owner.receive_message(QueueUrl=url, WaitTimeSeconds=10)["Messages"]
+    (message,) = owner.receive_message(QueueUrl=url, WaitTimeSeconds=10, AttributeNames=["All"])["Messages"]
     assert message["Body"] == "the message"
+    assert message["Attributes"]["ApproximateReceiveCount"] == ("1" if got == "AccessDenied" else "2")
 
 
 def test_what_the_server_does_not_even_read_is_refused_by_its_name(start: Any, connect: Any) -> None:

@@ -274,6 +274,8 @@ class Port:
         self.others: dict[str, Counter[type]] = {}
         """Commands of other protocols that use this port, by protocol: `veil` uses that of SQS."""
         self._queries: set[asyncio.Task[None]] = set()
+        self.waiting: set[Conversation] = set()
+        """Receives that may wait and are not answered yet."""
         self._refusals = RefusalLog(name, logger)
 
     def handle(self, request: Request, exchange: Exchange) -> None:
@@ -333,6 +335,7 @@ class Port:
             exchange.account = first.queue.account
             if first.wait_us != 0:
                 exchange.on_gone = conversation.gone
+                self.waiting.add(conversation)
                 exchange.request.body = b""  # it may have megabytes, which nobody needs while the receive waits
         shell.submit(conversation, now)
 
@@ -345,6 +348,14 @@ class Port:
         return found is not key and not (
             found is not None and key.is_still(found) and found.allows(Action.RECEIVE, command.queue.name)
         )
+
+    def end_waits(self) -> None:
+        """The credentials were read again: answer the receives that they no longer allow. If one went on waiting, it
+        would take the next message and give it back, which counts as a receive."""
+        for each in list(self.waiting):
+            command = each.commands[0]
+            if type(command) is Receive and self.refuses_now(each.key, command):
+                self.shell.answer_soon(each)
 
     async def _query(self, conversation: "Conversation", command: Peek) -> None:
         """Answer from committed state, beside the batches."""
@@ -400,14 +411,21 @@ class Conversation:
         self._call = call
         self.commands = commands
 
+    @property
+    def key(self) -> AccessKey:
+        """The key that signed it."""
+        return self._call.key
+
     def answer(self, outcomes: list[Outcome]) -> None:
         """Write the response; release messages that could not be delivered."""
         exchange = self._exchange
         command = self.commands[0]
-        if type(command) is Receive and command.wait_us != 0 and self._port.refuses_now(self._call.key, command):
-            exchange.respond(self._port.codec.denied(self._call, Action.RECEIVE))
-            self._release(outcomes)
-            return
+        if type(command) is Receive and command.wait_us != 0:
+            self._port.waiting.discard(self)
+            if self._port.refuses_now(self._call.key, command):
+                exchange.respond(self._port.codec.denied(self._call, Action.RECEIVE))
+                self._release(outcomes)
+                return
         try:
             response = self._port.codec.encode(self._call, outcomes)
         except Exception:  # the request's edge: a failed response must not stop the others
@@ -429,6 +447,7 @@ class Conversation:
     def gone(self) -> None:
         """The client hung up; or it only stopped sending, and may still read its answer."""
         if self._exchange.gone:
+            self._port.waiting.discard(self)
             self._port.shell.cancel(self)
         else:
             self._port.shell.answer_soon(self)

@@ -458,6 +458,11 @@ class Service:
         if self._directory is not None:
             self._directory.announce(self._urls)
 
+    def end_waits(self) -> None:
+        """The credentials were read again: answer the receives at the data ports that they no longer allow."""
+        for port in self.ports.values():
+            port.end_waits()
+
     def interrupt(self) -> None:
         """End a start that waits for the cluster."""
         if self.cluster is not None and not self._serving.is_set():

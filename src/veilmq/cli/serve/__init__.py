@@ -442,8 +442,10 @@ def _opening(service: Service, entry: AdminEntry) -> str:
 async def _reload_keys(service: Service) -> None:
     """Read the credentials again, and warn about queues of the accounts that went."""
     before = {account.id for account in service.keyring.accounts}
-    if await service.keyring.reload_aside() and service.leads:
-        _tell_unowned(service, before)
+    if await service.keyring.reload_aside():
+        service.end_waits()
+        if service.leads:
+            _tell_unowned(service, before)
 
 
 def _tell_unowned(service: Service, among: Set[str] | None = None) -> None:
