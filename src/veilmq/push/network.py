@@ -116,8 +116,15 @@ def check(address: str, allowed: Sequence[Network]) -> None:
         raise EndpointRefused(f"{address} is not a public address: allow its network with --push-allow")
 
 
+_AZURE_HOST: Final = IPv4Address("168.63.129.16")
+"""The host of a virtual machine in Azure, which tells it secrets; public by its number alone ("What is IP address
+168.63.129.16?", learn.microsoft.com)."""
+
+
 def _is_public(address: IPv4Address | IPv6Address) -> bool:
     if isinstance(address, IPv6Address) and address.is_site_local:  # RFC 3879: routers may still know it as private
+        return False
+    if address == _AZURE_HOST:
         return False
     return address.is_global and not address.is_multicast and not address.is_reserved
 
