@@ -84,7 +84,9 @@ def test_a_place_that_cannot_be_used_is_told(tmp_path: Path) -> None:
         place_at(str(tmp_path / "file")).write("a", b"")
 
 
-def test_a_place_that_needs_more_than_a_url_is_refused_and_no_text_has_its_password() -> None:
+def test_a_place_that_needs_more_than_a_url_is_refused_and_no_text_has_its_password(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Also where the password holds what should be escaped."""
     with pytest.raises(PlaceUnusable) as refused:
         place_at("ftp://me:sec/re@t@host/a")
@@ -94,6 +96,11 @@ def test_a_place_that_needs_more_than_a_url_is_refused_and_no_text_has_its_passw
     place.write("a", b"")
     with pytest.raises(PlaceFailed, match=r"^/me:\*\*\*@host/a/a/b: FileExistsError: /me:\*\*\*@host/a/a$"):
         place.write("a/b", b"")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "any")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "any")
+    with pytest.raises(PlaceFailed, match=r'bucket name "me:\*\*\*@bucket"') as failed:
+        place_at("s3://me:secret@bucket/a").write("a", b"")
+    assert "secret" not in str(failed.value)
     for url in ("s3://token@host/a", "s3://host:80/a", "/var/a:b@c"):
         assert shown_url(url) == url
 

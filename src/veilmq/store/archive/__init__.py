@@ -164,6 +164,9 @@ class Objects:
     def __init__(self, files: Any, scheme: str, url: str) -> None:
         self._files = files
         self._root = str(files._strip_protocol(url)).rstrip("/")
+        password = _PASSWORD.match(self._root)
+        self._password = password and self._root[len(password["before"]) - 1 : password.end()]
+        """With the colon before it and the `@` after it."""
         names = _FAULTS.get(_ALIASES.get(scheme, scheme), ())
         self._faults: tuple[type[BaseException], ...] = (
             OSError, EOFError, *(fault for name in names for fault in _class_of(name))
@@ -195,7 +198,9 @@ class Objects:
             return _MISSING
         except self._faults as error:
             told = f"{arguments[0]}: {type(error).__name__}: {error}"
-            raise PlaceFailed(told.replace(self._root, shown_url(self._root))) from error
+            if self._password:  # which a text may have with another part of the URL
+                told = told.replace(self._password, ":***@")
+            raise PlaceFailed(told) from error
 
 
 def _class_of(name: str) -> list[type[BaseException]]:
