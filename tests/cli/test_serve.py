@@ -262,6 +262,9 @@ def test_the_log_tells_who_was_refused(serve: Serve, keys: Path) -> None:
     server.wait_for(f"sqs: AK1 may not purge: {asked} by AK1 of 111111111111/us-east-1/orders")
     server.wait_for(f"sqs: {asked} by AK1: refused with 403: ")
     server.wait_for(f"sqs: {asked}: refused with 403: ")
+    with pytest.raises(HTTPError):
+        urllib.request.urlopen(urllib.request.Request(f"{server.url}/?Action=a", headers={"Authorization": "hush"}))
+    server.wait_for("Unsupported AWS 'algorithm'")
     assert server.stop() == 0
     assert "hush" not in server.told()
 
