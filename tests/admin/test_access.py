@@ -15,6 +15,7 @@ import pytest
 from tests.admin.server import TOKEN, Keys
 
 from veilmq.admin.access import REFUSALS, Access
+from veilmq.admin.history.copies import Copies
 from veilmq.model.settings.access import EVERYTHING, OF_ALL_ACCOUNTS, AccessKey, Action, Grant
 from veilmq.server.auth import DevelopmentKeyring
 from veilmq.server.config.settings import Settings
@@ -313,8 +314,17 @@ def test_pages_of_a_foreign_origin_are_refused(checked: str, origin: str, status
     ],
 )
 def test_who_waits_goes_by_the_credentials_of_the_end(
-    running: Any, tmp_path: Path, after: tuple[AccessKey, ...], status: int
+    running: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: tuple[AccessKey, ...], status: int
 ) -> None:
+    begun, go_on, copied = threading.Event(), threading.Event(), []
+    write = Copies._snapshot_file
+
+    def slow_copy(one: Copies, scope: Any) -> Any:
+        begun.set()
+        go_on.wait(30)
+        return write(one, scope)
+
+    monkeypatch.setattr(Copies, "_snapshot_file", slow_copy)
     with running(tmp_path / "data", KEYS) as server:
         assert HTTP.put(server.url + ORDERS, headers=BEARER).status_code == 201
         answers: list[httpx.Response] = []
@@ -326,8 +336,11 @@ def test_who_waits_goes_by_the_credentials_of_the_end(
             threading.Thread(target=ask, args=("POST", ORDERS + "/receive"), kwargs={"json": {"wait_us": 25_000_000}}),
             threading.Thread(target=ask, args=("GET", "/api/v1/events?from=next&follow=25")),
         ]
-        for each in waiting:
+        asked = {"url": f"{server.url}/api/v1/snapshot", "headers": basic("all")}
+        copying = threading.Thread(target=lambda: copied.append(HTTP.get(**asked)))
+        for each in (*waiting, copying):
             each.start()
+        assert begun.wait(20)
         until = time.monotonic() + 20
         while not (len(server.shell.engine.waiting) and server.shell.stats.followers):
             assert time.monotonic() < until
@@ -342,9 +355,11 @@ def test_who_waits_goes_by_the_credentials_of_the_end(
             assert answer.startswith(b"HTTP/1.1 400 " if status == 200 else b"HTTP/1.1 401 "), answer
         sent = {"messages": [{"body": "a"}]}
         assert HTTP.post(server.url + ORDERS + "/messages", headers=BEARER, json=sent).status_code == 200
-        for each in waiting:
+        go_on.set()
+        for each in (*waiting, copying):
             each.join(30)
         assert [answer.status_code for answer in answers] == [status, status]
+        assert [answer.status_code for answer in copied] == [200 if status == 200 else 401]
         left = HTTP.post(server.url + ORDERS + "/receive", headers=BEARER, json={"wait_us": 1_000_000}).json()
         assert len(left["messages"]) == (status != 200)
 

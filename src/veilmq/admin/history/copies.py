@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from veilmq.admin.access import INPUT_ENDED
+from veilmq.admin.access import INPUT_ENDED, KEYRING
 from veilmq.admin.answers import JSON_LINES, body_of, caller_of, gone_of, scope_of, stream
 from veilmq.admin.api import Refused
 from veilmq.admin.history import Scope, snapshot_lines
@@ -107,8 +107,18 @@ class Copies:
         reader = self._service.reader
         if isinstance(refusal := reader.refusal, DiskLow):
             raise refusal
-        copy = await self.make(partial(self._snapshot_file, scope))
+        copy = await self._made(request, partial(self._snapshot_file, scope))
         return stream(copy.parts(), JSON_LINES)
+
+    async def _made(self, request: Request, write: Callable[[], IO[bytes]]) -> "Copy":
+        """See `make`. Raises Refused (401) if the caller's key was taken away meanwhile: it may take minutes."""
+        copy = await self.make(write)
+        try:
+            caller_of(request).check_unchanged(request.scope[KEYRING]())
+        except Refused:
+            copy.close()
+            raise
+        return copy
 
     def _snapshot_file(self, scope: Scope) -> IO[bytes]:
         reader = self._service.reader
@@ -141,7 +151,7 @@ class Copies:
                 raise ConnectionAbortedError("the client hung up before its backup was made")
 
         try:
-            copy = await self.make(partial(reader.backup, step))
+            copy = await self._made(request, partial(reader.backup, step))
         except (DatabaseFailed, NotOurs) as error:
             raise StoreFailed(reason=f"no backup could be made: {error}") from error
         except ConnectionAbortedError as error:
