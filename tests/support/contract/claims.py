@@ -9,6 +9,7 @@ from veilmq.model.instant import SECOND_US
 from veilmq.model.messages import NO_EXTRAS, Extras
 from veilmq.model.outcomes import Deleted, Received
 from veilmq.model.settings.queue import QueueKey
+from veilmq.testing.for_each import for_each
 
 
 class TestClaims:
@@ -32,7 +33,7 @@ class TestClaims:
         assert sorted(body for texts in got for body in texts) == list("012345")
         assert got[3] == []
 
-    @pytest.mark.parametrize(("there", "asked", "got"), [(0, 1, 0), (3, 1, 1), (3, 3, 3), (3, 10, 3), (40, 32, 32)])
+    @for_each(("there", "asked", "got"), [(0, 1, 0), (3, 1, 1), (3, 3, 3), (3, 10, 3), (40, 32, 32)], fresh="stage")
     def test_a_receive_takes_up_to_what_it_asked_for(self, stage: Stage, there: int, asked: int, got: int) -> None:
         queue = stage.create()
         for number in range(there):
@@ -53,7 +54,7 @@ class TestClaims:
         sources = [event.source for event in stage.events() if event.kind == "received"]
         assert sources == ["plan", "queue", "receive"]
 
-    @pytest.mark.parametrize("size", [2, 9, 60])
+    @for_each("size", [2, 9, 60], fresh="stage")
     def test_each_of_many_leases_of_one_receive_is_its_own(self, stage: Stage, size: int) -> None:
         queue = stage.create(visibility_timeout_us=7 * SECOND_US)
         hints = [Extras(lease_hint_us=3 * SECOND_US) if number % 3 == 1 else NO_EXTRAS for number in range(size)]

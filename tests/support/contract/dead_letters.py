@@ -11,6 +11,7 @@ from veilmq.model.instant import HOUR_US, SECOND_US
 from veilmq.model.messages import Extras, id_text
 from veilmq.model.outcomes import Received
 from veilmq.model.settings.queue import QueueKey, RedriveAllowPolicy, RedrivePermission, RedrivePolicy
+from veilmq.testing.for_each import for_each
 
 LEASE_US = SECOND_US
 
@@ -185,7 +186,7 @@ class TestDeadLetters:
         stage.later(LEASE_US)
         assert stage.receive(queue) == []
 
-    @pytest.mark.parametrize(
+    @for_each(
         ("permission", "listed", "taken"),
         [
             (RedrivePermission.ALLOW_ALL, False, True),
@@ -193,6 +194,7 @@ class TestDeadLetters:
             (RedrivePermission.BY_QUEUE, False, False),
             (RedrivePermission.BY_QUEUE, True, True),
         ],
+        fresh="stage",
     )
     def test_a_target_says_whose_dead_letters_it_takes(
         self, stage: Stage, permission: RedrivePermission, listed: bool, taken: bool

@@ -6,6 +6,7 @@ from tests.support.contract.stage import Stage, bodies, expect, refused
 from veilmq.model.errors import LeaseTaken
 from veilmq.model.instant import MINUTE_US, SECOND_US
 from veilmq.model.outcomes import Deleted, Extended
+from veilmq.testing.for_each import for_each
 
 
 class TestDelays:
@@ -81,8 +82,7 @@ class TestDelays:
         expect(stage.extend(queue, rotated, 0, rotate=True), Extended)
         assert bodies(stage.receive(queue, 10)) == ["1"]
 
-    @pytest.mark.parametrize("delay_us", [0, SECOND_US])
-    @pytest.mark.parametrize("later_us", [0, SECOND_US])
+    @for_each(("delay_us", "later_us"), [(0, 0), (0, SECOND_US), (SECOND_US, 0), (SECOND_US, SECOND_US)], fresh="stage")
     def test_a_handle_from_the_send_deletes(self, stage: Stage, delay_us: int, later_us: int) -> None:
         queue = stage.create()
         handle = stage.send(queue, delay_us=delay_us, wants_handle=True).handle

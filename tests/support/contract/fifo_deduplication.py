@@ -11,6 +11,7 @@ from veilmq.model.instant import MINUTE_US
 from veilmq.model.messages import Extras, id_text
 from veilmq.model.outcomes import Deleted, Sent
 from veilmq.model.settings.queue import DeduplicationScope, QueueKey
+from veilmq.testing.for_each import for_each
 
 WINDOW_US = 5 * MINUTE_US
 
@@ -47,8 +48,8 @@ class TestFifoDeduplication:
         assert [event.detail for event in events] == [{"same_body": True}, {"same_body": False}]
         assert [event.body_bytes for event in events] == [3, 7]
 
-    @pytest.mark.parametrize("sweep", [False, True])
     @pytest.mark.parametrize("kill", [None, False, True])
+    @for_each("sweep", [False, True], fresh="stage")
     def test_the_window_ends_exactly_five_minutes_after_the_send(
         self, stage: Stage, sweep: bool, kill: bool | None
     ) -> None:

@@ -5,7 +5,6 @@ A store may treat a large group differently from a small one; the result for eac
 
 from collections.abc import Sequence
 
-import pytest
 from tests.support.contract.stage import TESTER, Stage, bodies, expect, sending
 
 from veilmq.model.commands import Delete, Extend, Origin
@@ -14,6 +13,7 @@ from veilmq.model.instant import SECOND_US
 from veilmq.model.messages import Delivery, Extras, id_text
 from veilmq.model.outcomes import Deleted, Extended, Outcome
 from veilmq.model.settings.queue import QueueKey
+from veilmq.testing.for_each import for_each
 
 SIZES = [2, 7, 8, 9, 100]
 LEASE_US = 10 * SECOND_US
@@ -22,7 +22,7 @@ LEASE_US = 10 * SECOND_US
 class TestManyHandles:
     """Extend and delete by the hundred."""
 
-    @pytest.mark.parametrize("size", SIZES)
+    @for_each("size", SIZES, fresh="stage")
     def test_extends_that_differ(self, stage: Stage, size: int) -> None:
         queue, held = _held(stage, size)
         leases = [(1 + place % 3) * LEASE_US for place in range(size)]
@@ -37,7 +37,7 @@ class TestManyHandles:
                 message.body for message, lease in zip(held, leases, strict=True) if lease == passed * LEASE_US
             }
 
-    @pytest.mark.parametrize("size", SIZES)
+    @for_each("size", SIZES, fresh="stage")
     def test_each_is_in_the_history_with_all_that_is_known_of_its_message(self, stage: Stage, size: int) -> None:
         queue, held = _held(stage, size)
         start = stage.following()
@@ -72,7 +72,7 @@ class TestManyHandles:
         ]
         assert [stage.counts(queue) for queue in (held[0][0], held[8][0])] == [(0, 0, 4), (0, 0, 5)]
 
-    @pytest.mark.parametrize("size", SIZES)
+    @for_each("size", SIZES, fresh="stage")
     def test_of_two_extends_of_one_message_the_last_counts(self, stage: Stage, size: int) -> None:
         queue, held = _held(stage, size)
         commands = [_extend(stage, queue, message, lease) for lease in (LEASE_US, 3 * LEASE_US) for message in held]
@@ -83,7 +83,7 @@ class TestManyHandles:
         stage.later(1)
         assert len(stage.receive(queue, size)) == size
 
-    @pytest.mark.parametrize("size", SIZES)
+    @for_each("size", SIZES, fresh="stage")
     def test_of_two_rotating_extends_of_one_handle_the_second_is_stale(self, stage: Stage, size: int) -> None:
         queue, held = _held(stage, size)
         commands = [_extend(stage, queue, message, LEASE_US, rotate=True) for message in held]
@@ -94,7 +94,7 @@ class TestManyHandles:
         for handle in handles:
             expect(stage.delete(queue, handle), Deleted)
 
-    @pytest.mark.parametrize("size", SIZES)
+    @for_each("size", SIZES, fresh="stage")
     def test_one_that_cannot_be_takes_none_of_the_others_with_it(self, stage: Stage, size: int) -> None:
         queue, held = _held(stage, size)
         stale, gone = held[0], held[-1]
@@ -110,7 +110,7 @@ class TestManyHandles:
         assert stage.counts(queue) == (0, 0, 1)
         expect(stage.delete(queue, taken.handle), Deleted)
 
-    @pytest.mark.parametrize("size", SIZES)
+    @for_each("size", SIZES, fresh="stage")
     def test_releases_make_all_visible_in_their_order(self, stage: Stage, size: int) -> None:
         queue, held = _held(stage, size)
         applied = stage.batch([_extend(stage, queue, message, 0) for message in reversed(held)])
@@ -118,7 +118,7 @@ class TestManyHandles:
         assert stage.counts(queue) == (size, 0, 0)
         assert bodies(stage.receive(queue, size)) == bodies(held)
 
-    @pytest.mark.parametrize("size", SIZES)
+    @for_each("size", SIZES, fresh="stage")
     def test_delayed_ones_are_rescheduled_by_the_handles_of_their_sends(self, stage: Stage, size: int) -> None:
         queue = stage.create()
         sent = [stage.send(queue, str(number), delay_us=LEASE_US, wants_handle=True) for number in range(size)]
@@ -134,7 +134,7 @@ class TestManyHandles:
         stage.later(2 * LEASE_US)
         assert len(stage.receive(queue, 2 * size)) == 2 * size
 
-    @pytest.mark.parametrize("size", SIZES)
+    @for_each("size", SIZES, fresh="stage")
     def test_deleting_twice_in_one_batch(self, stage: Stage, size: int) -> None:
         queue, held = _held(stage, size)
         commands = [_delete(stage, queue, message) for message in held]

@@ -18,6 +18,7 @@ from veilmq.model.messages import Extras
 from veilmq.model.outcomes import Applied, MoveStarted, Received
 from veilmq.model.settings.queue import QueueKey, RedrivePolicy
 from veilmq.testing import chance
+from veilmq.testing.for_each import for_each
 from veilmq.testing.replaying import NotReplayable, replay
 
 SMALL_BYTES: Final = 4_000
@@ -51,6 +52,11 @@ class Telling(Recording):
     def __init__(self, factory: StoreFactory) -> None:
         super().__init__(factory)
         self.reopen(history_bytes_max=SMALL_BYTES)
+
+    def renew(self) -> None:
+        """See `Stage.renew`; the sweeper forgets the queues too, so that the next snapshot tells as many steps."""
+        super().renew()
+        self.sweep_snapshot()
 
     def parts(self, kind: str) -> list[EventRecord]:
         """Events of all snapshots so far."""
@@ -193,7 +199,7 @@ class TestSnapshots:
         assert (grouped["type"], grouped["body_bytes"], grouped["receive_count"]) == ("t", 10, 0)
 
     @pytest.mark.parametrize("amid", AMID, ids=lambda amid: amid.__name__)
-    @pytest.mark.parametrize("met", [0, 2, 5, 8], ids=lambda met: f"after {met}")
+    @for_each("met", [0, 2, 5, 8], fresh="telling")
     def test_what_happens_amid_it_counts(self, telling: Telling, amid: Any, met: int) -> None:
         dead = telling.create("dead")
         queue = fill(telling)
@@ -226,8 +232,8 @@ class TestSnapshots:
         telling.create("new")
         telling.agree(begun)
 
-    @pytest.mark.parametrize("delay_us", [0, SECOND_US, HOUR_US])
     @pytest.mark.parametrize("swept", [False, True])
+    @for_each("delay_us", [0, SECOND_US, HOUR_US], fresh="telling")
     def test_a_fifo_queues_delay_acts_on_what_is_there(self, telling: Telling, delay_us: int, swept: bool) -> None:
         queue = fill(telling)
         line = telling.create("line.fifo", content_deduplication=True, delay_us=10 * SECOND_US)

@@ -2,6 +2,7 @@
 
 import json
 from hashlib import md5
+from itertools import product
 from typing import Any
 from xml.etree import ElementTree
 
@@ -76,6 +77,7 @@ from veilmq.model.settings.topic import (
     TopicKey,
     hidden_queue,
 )
+from veilmq.testing.for_each import for_each
 
 NEWS = TopicKey(ACCOUNT, REGION, "news")
 
@@ -165,9 +167,9 @@ class TestTopics:
             assert expect(listed, QueuesListed).queues == []
 
     @pytest.mark.parametrize("met", ["a receive", "a handle", "a sweep"])
-    @pytest.mark.parametrize("tried", [False, True])
-    @pytest.mark.parametrize("target", ["there", "none", "gone"])
+    @for_each(("tried", "target"), list(product([False, True], ["there", "none", "gone"])), fresh="stage")
     def test_a_push_that_expires_is_dead_lettered_once(self, stage: Stage, met: str, tried: bool, target: str) -> None:
+        start = stage.following()
         dead = stage.create("dead")
         create(stage)
         subscribe(stage, "push", to_url() if target == "none" else to_url(dead_letter_queue=dead))
@@ -185,12 +187,13 @@ class TestTopics:
             stage.sweep()
         stage.sweep()
         assert stage.counts(hidden) == (0, 0, 0)
-        ended = [event for event in stage.events() if event.kind in {"expired", "dead_lettered"}]
+        ended = [event for event in stage.events(start) if event.kind in {"expired", "dead_lettered"}]
         assert [event.kind for event in ended] == ["dead_lettered" if target == "there" else "expired"]
         if target != "gone":
             found = stage.receive(dead, 10)
             assert bodies(found) == (["too late"] if target == "there" else [])
             assert [message.extras.dead_letter_source for message in found] == [hidden] * len(found)
+        expect(stage.do(DeleteTopic(topic=NEWS, origin=TESTER)), Deleted)
 
     def test_a_push_is_given_up_for_its_failures_and_not_for_its_leases(self, stage: Stage) -> None:
         dead = stage.create("dead")
