@@ -26,6 +26,7 @@ from veilmq.store.directory import DatabaseUnusable, NotOurs
 from veilmq.store.sqlite.disk.redo import Redo
 from veilmq.store.sqlite.store import SqliteStore
 from veilmq.store.sqlite.tools import check
+from veilmq.testing.for_each import for_each
 
 QUEUE = QueueKey("000000000000", "us-east-1", "jobs")
 FIFO_QUEUE = QueueKey("000000000000", "us-east-1", "jobs.fifo")
@@ -89,11 +90,12 @@ def after_reopening(left: Path, work: Workload, now: Instant) -> list[str]:
 
 
 @pytest.mark.parametrize("queue", [QUEUE, FIFO_QUEUE], ids=["standard", "fifo"])
-@pytest.mark.parametrize("seed", range(6))
+@for_each("seed", range(6))
 def test_nothing_acknowledged_is_lost(
     disk: FaultDisk, options: Options, tmp_path: Path, seed: int, queue: QueueKey
 ) -> None:
-    assert losses_after_cuts(disk, options, tmp_path, seed, batches=25, queue=queue) == []
+    (place := tmp_path / str(seed)).mkdir()
+    assert losses_after_cuts(disk, options, place, seed, batches=25, queue=queue) == []
 
 
 def test_nothing_acknowledged_is_lost_across_checkpoints(disk: FaultDisk, options: Options, tmp_path: Path) -> None:
@@ -101,28 +103,30 @@ def test_nothing_acknowledged_is_lost_across_checkpoints(disk: FaultDisk, option
     assert disk.calls["xSync"] > 45, "the checkpoints sync too"
 
 
-@pytest.mark.parametrize("seed", range(8))
+@for_each("seed", range(8))
 def test_what_readers_apply_is_kept_until_it_is_synced(
     disk: FaultDisk, options: Options, tmp_path: Path, seed: int
 ) -> None:
-    stage = Stage(SqliteFactory(tmp_path / "data", options))
+    (place := tmp_path / str(seed)).mkdir()
+    stage = Stage(SqliteFactory(place / "data", options))
     queue = stage.create()
     for number in range(12):
         stage.send(queue, str(number))
         store_of(stage).apply_log()
-        left = tmp_path / f"left-{number}"
-        disk.power_cut(tmp_path / "data", left, seed * 100 + number)
+        left = place / f"left-{number}"
+        disk.power_cut(place / "data", left, seed * 100 + number)
         found = Stage(SqliteFactory(left))
         assert bodies(found.receive(queue, 100)) == [str(each) for each in range(number + 1)]
         found.store.close()
     stage.store.close()
 
 
-@pytest.mark.parametrize("seed", range(8))
+@for_each("seed", range(8))
 def test_what_was_settled_before_a_kill_is_kept_over_a_power_cut(
     disk: FaultDisk, options: Options, tmp_path: Path, seed: int
 ) -> None:
-    stage = Stage(SqliteFactory(tmp_path / "data", options))
+    (place := tmp_path / str(seed)).mkdir()
+    stage = Stage(SqliteFactory(place / "data", options))
     queue = stage.create()
     stage.send(queue, "dies unflushed")
     expect(stage.delete(queue, stage.take(queue).handle), Deleted)
@@ -130,20 +134,21 @@ def test_what_was_settled_before_a_kill_is_kept_over_a_power_cut(
     store_of(stage)._broken = "killed"
     stage.reopen()
     stage.send(queue, "next")
-    disk.power_cut(tmp_path / "data", tmp_path / "left", seed)
-    found = SqliteStore(tmp_path / "left", SMALL)
+    disk.power_cut(place / "data", place / "left", seed)
+    found = SqliteStore(place / "left", SMALL)
     assert found._writer.mark.offset == store_of(stage)._writer.mark.offset
-    assert check(tmp_path / "left" / "veilmq.db").problems == []
+    assert check(place / "left" / "veilmq.db").problems == []
     found.close()
     stage.store.close()
 
 
-@pytest.mark.parametrize("seed", range(8))
+@for_each("seed", range(8))
 def test_what_was_settled_before_a_kill_is_synced_before_the_log_begins_anew(
     disk: FaultDisk, options: Options, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The cut comes amid the start, when there is a new file; and nothing else in that start was to be synced."""
-    stage = Stage(SqliteFactory(tmp_path / "data", options))
+    (place := tmp_path / str(seed)).mkdir()
+    stage = Stage(SqliteFactory(place / "data", options))
     queue = stage.create()
     stage.send(queue, "dies unflushed")
     expect(stage.delete(queue, stage.take(queue).handle), Deleted)
@@ -153,26 +158,27 @@ def test_what_was_settled_before_a_kill_is_synced_before_the_log_begins_anew(
 
     def opened_and_cut(redo: Redo, room_bytes: int, connection: apsw.Connection) -> None:
         opened(redo, room_bytes, connection)
-        disk.power_cut(tmp_path / "data", tmp_path / "left", seed)
+        disk.power_cut(place / "data", place / "left", seed)
 
     with monkeypatch.context() as patched:
         patched.setattr(Redo, "open", opened_and_cut)
         stage.reopen()
-    found = SqliteStore(tmp_path / "left", SMALL)
+    found = SqliteStore(place / "left", SMALL)
     assert found._writer.mark.offset == store_of(stage)._writer.mark.offset
-    assert check(tmp_path / "left" / "veilmq.db").problems == []
+    assert check(place / "left" / "veilmq.db").problems == []
     found.close()
     stage.store.close()
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("seed", range(100, 120))
+@pytest.mark.timeout(600)
+@for_each("seed", range(100, 120))
 def test_nothing_acknowledged_is_lost_at_many_seeds(
     disk: FaultDisk, options: Options, tmp_path: Path, seed: int
 ) -> None:
     body_bytes, queue = 4_000 if seed % 2 else 40, FIFO_QUEUE if seed % 4 > 1 else QUEUE
-    assert losses_after_cuts(disk, options, tmp_path, seed, batches=40, body_bytes=body_bytes, queue=queue) == []
+    (place := tmp_path / str(seed)).mkdir()
+    assert losses_after_cuts(disk, options, place, seed, batches=40, body_bytes=body_bytes, queue=queue) == []
 
 
 @pytest.mark.parametrize("synchronous", ["OFF", "NORMAL"])
