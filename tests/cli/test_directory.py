@@ -5,6 +5,7 @@ import re
 from hashlib import md5
 from pathlib import Path
 from shutil import copytree
+from tempfile import TemporaryDirectory
 
 import apsw
 import pytest
@@ -37,6 +38,7 @@ from veilmq.store.sqlite.store import SqliteStore
 from veilmq.store.sqlite.tools import check as check_database
 from veilmq.store.sqlite.tools.backup import backup as backup_file
 from veilmq.store.sqlite.tools.backup import backup_directory
+from veilmq.testing.for_each import for_each
 
 OPTIONS = Options(reserve_bytes=0, floor_bytes=0)
 ORIGIN = Origin("sqs", "111111111111")
@@ -117,6 +119,12 @@ def used(tmp_path: Path) -> Used:
     return used
 
 
+@pytest.fixture
+def closed(used: Used) -> Path:
+    used.store.close()
+    return used.path
+
+
 def test_a_directory_in_use_is_in_order(used: Used, capsys: pytest.CaptureFixture[str]) -> None:
     assert check(used.path, as_json=False) is Exit.DONE
     printed = capsys.readouterr().out
@@ -178,16 +186,17 @@ DAMAGE = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "statement", "told"), DAMAGE)
-def test_damage_is_found(used: Used, kind: str, statement: str, told: str) -> None:
-    used.store.close()
-    connection = connect(used.database)
-    connection.execute(statement)
-    assert connection.changes()
-    connection.close()
-    report = check_database(used.database)
-    assert any(problem.kind == kind and told in problem.text for problem in report.problems)
-    assert check(used.path, as_json=True) is Exit.WRONG
+@for_each(("kind", "statement", "told"), DAMAGE)
+def test_damage_is_found(closed: Path, kind: str, statement: str, told: str) -> None:
+    with TemporaryDirectory(dir=closed.parent) as place:
+        database = Path(copytree(closed, place, dirs_exist_ok=True), DATABASE)
+        connection = connect(database)
+        connection.execute(statement)
+        assert connection.changes()
+        connection.close()
+        report = check_database(database)
+        assert any(problem.kind == kind and told in problem.text for problem in report.problems)
+        assert check(database.parent, as_json=True) is Exit.WRONG
 
 
 def test_a_damaged_page_is_found(used: Used, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
