@@ -198,9 +198,9 @@ def test_clear_takes_everything(wire: Any) -> None:
 
 RANGES = [
     ("POST", "visibilitytimeout", (-1, 604_801), (0, 604_799)),
-    ("POST", "messagettl", (0, -2), (1, 604_801, 2**31 - 1, 2**31, 10**18 - 1, -1)),
+    ("POST", "messagettl", (0, -2, 10**18, -(10**18), 10**30), (1, 604_801, 2**31 - 1, 2**31, 10**18 - 1, -1)),
     ("GET", "visibilitytimeout", (0, -1, 604_801), (1, 604_800)),
-    ("GET", "numofmessages", (0, -1, 33), (1, 32)),
+    ("GET", "numofmessages", (0, -1, 33, 10**18, 10**200), (1, 32)),
     ("GET", "peekonly=true&numofmessages", (0, 33), (1, 32)),
 ]
 
@@ -218,7 +218,7 @@ def test_ranges(wire: Any, method: str, name: str, bad: tuple[int, ...], good: t
         assert int(refused.text("MinimumAllowed")) > value or int(refused.text("MaximumAllowed")) < value
     for value in good:
         assert wire.ask(method, f"{queue}/messages?{name}={value}", body).status in {200, 201}, value
-    for text in ("", "x", "1.5", "1e3", "%20", "0x1", "9" * 40, "%D9%A1"):
+    for text in ("", "x", "1.5", "1e3", "%20", "0x1", "%D9%A1"):
         refused = wire.ask(method, f"{queue}/messages?{name}={text}", body)
         assert (refused.status, refused.code) == (400, "InvalidQueryParameterValue"), text
     twice = wire.ask(method, f"{queue}/messages?{name}={good[0]}&{parameter}={good[0]}", body)

@@ -165,7 +165,9 @@ def service_endpoint(endpoint: Endpoint, request: Request, place: Place) -> str:
     return f"{start}{account}/" if place.path_style else start
 
 
-_INTEGER: Final = re.compile(r"[+-]?[0-9]{1,18}\Z")
+_INTEGER: Final = re.compile(r"[+-]?[0-9]+\Z")
+_INTEGER_CHARACTERS_MAX: Final = 20
+"""A longer number is out of every range, and is not converted, which would take long."""
 
 
 def whole_number(parameters: dict[str, str], name: str, minimum: int, maximum: int) -> int | None:
@@ -175,8 +177,8 @@ def whole_number(parameters: dict[str, str], name: str, minimum: int, maximum: i
         return None
     if not _INTEGER.match(text):
         raise bad_parameter(name, text, "Not a whole number.")
-    value = int(text)
-    if not minimum <= value <= maximum:
+    value = int(text) if len(text) <= _INTEGER_CHARACTERS_MAX else None
+    if value is None or not minimum <= value <= maximum:
         raise out_of_range(name, text, minimum, maximum)
     return value
 
