@@ -319,7 +319,9 @@ def test_a_session_that_only_looks_changes_nothing(server: Any, api: Api) -> Non
             target = f"{CONSOLE}/orders/{act}"
             fields = visitor.fields(f"{CONSOLE}/orders/{form}", target)
             fields |= {"body": "x", "delay_us": "9 s", "confirmed": "yes"}
-            assert visitor.post(target, data=fields).status_code in (200, 403), act
+            answer = visitor.post(target, data=fields)
+            assert answer.status_code in (200, 403), act
+            assert ("this session only reads" in answer.text) == (answer.status_code == 403), act
         refused = visitor.post(
             f"{CONSOLE}/orders/send/drop", data=visitor.fields(f"{CONSOLE}/orders/send") | {"name": "x"}
         )

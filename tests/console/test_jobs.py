@@ -74,6 +74,9 @@ def test_of_messages_in_flight_only_a_release_is_offered(api: Api, visitor: Visi
         assert (f'href="{ORDERS}/move"' in visitor.get(ORDERS).text) is ("redrive" in acts)
         form = visitor.get(f"{ORDERS}/job?state={state}").text
         assert re.findall(r'name="act" value="(\w+)"', form) == acts
+        asks = {1: None, 2: "Queue to move to", 3: "Queue to move or redrive to"}[len(acts)]
+        assert ('name="destination"' in form, "Queue to" in form) == (bool(asks), bool(asks))
+        assert asks is None or f"{asks} <input" in form
         wrong = visitor.post(f"{ORDERS}/job", data=hidden(form, f"{ORDERS}/job") | {"act": acts[0], "rate": "fast"})
         assert re.findall(r'name="act" value="(\w+)"', wrong.text) == acts, "nor after a mistake"
 

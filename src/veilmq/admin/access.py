@@ -46,6 +46,7 @@ READING: Final = frozenset(
     }
 )
 """Actions of a caller that only reads."""
+_ONLY_READS: Final = "this session only reads: to change something, sign in again without `Only look`"
 logger = logging.getLogger("veilmq.admin")
 
 _FORWARDED: Final = (b"forwarded", b"x-forwarded-for")
@@ -92,6 +93,8 @@ class Caller(NamedTuple):
     def check(self, action: Action, account: str | None = None, queue: str | None = None) -> None:
         """Raises Refused (403) if the caller may not."""
         if not self.may(action, account, queue):
+            if self._replace(reads_only=False).may(action, account, queue):
+                raise Refused(403, "not_granted", _ONLY_READS)
             what = action if queue is None else f"{action} on {account}/{queue}"
             raise Refused(403, "not_granted", f"the key was not granted {what}")
 
@@ -99,7 +102,7 @@ class Caller(NamedTuple):
         """The same for a change by an action that may also read."""
         self.check(action)
         if self.reads_only:
-            raise Refused(403, "not_granted", "this session only reads")
+            raise Refused(403, "not_granted", _ONLY_READS)
 
     def check_bodies(self) -> None:
         """Raises Refused (403) if nobody may read bodies here."""
