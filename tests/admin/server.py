@@ -82,6 +82,7 @@ class Running:
         self._engine = engine
         self.archive = None
         self.cluster = None
+        self.leads = True
         self.refused_waits = RefusedWaits(engine.waiting, engine.limits, engine.unread)
         # With its protocol said, asyncio sets TCP_NODELAY on what it accepts; else each answer waits 40 ms for an ACK.
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)

@@ -13,7 +13,7 @@ import pytest
 from botocore.exceptions import ClientError
 from psycopg.conninfo import make_conninfo
 from tests.cluster.conftest import Clock, Cluster
-from tests.cluster.test_serving import Client, Servers, ready, run, servers
+from tests.cluster.test_serving import Client, Servers, ready, run, servers, shown
 from tests.support.commands import Run
 from tests.support.postgres import Pair, Programs, Server, until
 
@@ -152,8 +152,8 @@ def test_a_missing_standby_is_named(own_pair: Pair, run: Run) -> None:
         init(Postgres(own_pair.primary.dsn, seconds_max=1.0), state_format=STATE_FORMAT, keep_us=1)
 
     def says(missing: str) -> bool:
-        shown = run("cluster", "status", "--cluster", own_pair.primary.dsn)
-        return f"standby   commits are not confirmed: every client waits for {missing}" in shown.out.splitlines()
+        lines = run("cluster", "status", "--cluster", own_pair.primary.dsn).out.splitlines()
+        return f"standby   commits are not confirmed: every client waits for standby {missing}" in lines
 
     assert says(name)
     # What that `init` has locked stays locked.
@@ -166,9 +166,14 @@ def test_a_missing_standby_is_named(own_pair: Pair, run: Run) -> None:
             candidate.take_over()
     own_pair.primary.set("synchronous_standby_names", f'ANY 1 ("{name}", zz)')
     until(lambda: says(f"{name} or zz"))
+    for any_name in ("*", "ANY 1 (*)", f"FIRST 1 ({name}, *)"):
+        own_pair.primary.set("synchronous_standby_names", any_name)
+        until(lambda: says("of any name"))
     own_pair.primary.set("synchronous_standby_names", f"FIRST 2 ({name.upper()}, zz)")
     own_pair.standby.start()
     until(lambda: says("zz"))
+    own_pair.primary.set("synchronous_standby_names", "3 (*)")
+    until(lambda: says(f"of any name besides {name}"))
 
 
 def test_peers_of_another_secret_are_not_ready_and_say_why(servers: Servers) -> None:
@@ -238,6 +243,11 @@ def test_the_peer_port_speaks_tls_where_the_server_has_a_certificate(servers: Se
     assert in_words(EOFError()).endswith("check the address, and whether both use TLS")
 
 
+def rolled_back(server: ServerProcess) -> float:
+    counted = httpx.get(f"{server.admin}/metrics").text
+    return float(re.findall(r"^veilmq_rolled_back_batches_total (\S+)$", counted, re.M)[0])
+
+
 def test_a_full_disk_of_postgresql_is_said(postgres_programs: Programs, run: Run, tmp_path: Path) -> None:
     """And no table is left. A server that runs is ready, for it reads, and has a warning. Mounting takes root."""
     server = Server(postgres_programs, "full")
@@ -254,13 +264,14 @@ def test_a_full_disk_of_postgresql_is_said(postgres_programs: Programs, run: Run
         with suppress(OSError), (mount / "filled").open("wb", buffering=0) as filled:
             while True:
                 filled.write(bytes(4096))
-        refused = run("cluster", "init", "--cluster", server.dsn, "--single-copy")
+        url = ("--cluster", server.dsn, "--single-copy")
+        refused = run("cluster", "init", *url)
         assert refused.code == 1
         assert re.search("PostgreSQL did not create the tables: .*No space left on device", refused.err)
         assert server.query("select to_regnamespace('veilmq')") == [(None,)]
         (mount / "filled").unlink()
-        assert run("cluster", "init", "--cluster", server.dsn, "--single-copy").code == 0
-        alone = ServerProcess(tmp_path, "--cluster", server.dsn, "--single-copy", "--peer", "127.0.0.1:0")
+        assert run("cluster", "init", *url).code == 0
+        alone = ServerProcess(tmp_path, *url, "--peer", "127.0.0.1:0")
         try:
             client = Client(alone.start())
             with suppress(OSError), (mount / "filled").open("wb", buffering=0) as filled:
@@ -271,6 +282,15 @@ def test_a_full_disk_of_postgresql_is_said(postgres_programs: Programs, run: Run
                 list(map(client.send, bodies))
             said = httpx.get(f"{alone.admin}/health/ready").json()
             assert (said["ready"], "No space left on device" in said["warnings"]["writes"]) == (True, True)
+            assert rolled_back(alone) > 0
+            assert (shown(alone)["standby_missing"], shown(alone)["single_copy"]) == (0, 1)
+            assert "none confirms commits: losing" in run("cluster", "status", *url).out
+            server.set("synchronous_standby_names", "zz")  # with a name there commits wait, whatever the switch says
+            until(lambda: (shown(alone)["standby_missing"], shown(alone)["single_copy"]) == (1, 0))
+            assert "every client waits for standby zz" in run("cluster", "status", *url).out
+            until(lambda: shown(alone)["owner"] == 0)
+            assert rolled_back(alone) > 0, "also once its lease has ended"
+            server.set("synchronous_standby_names", "")
         finally:
             alone.stop()
     finally:

@@ -12,6 +12,7 @@ from tests.admin import server as admin
 from tests.console.conftest import Api, Clustered, Visitor
 from tests.console.test_pages import plain
 
+from veilmq.cluster.registry import Standby
 from veilmq.model.commands import CreateTopic, Origin, Publish, Receive, Subscribe
 from veilmq.model.errors import VeilError
 from veilmq.model.settings.access import AccessKey, Action, Grant
@@ -189,6 +190,14 @@ def test_the_cluster_is_shown_and_handed_over_once(server: Any, api: Api, visito
     asked = api.client.post("/api/v1/cluster/handover", json={"to": "one"}, headers={"Idempotency-Key": "mine"})
     assert asked.status_code == 422
     assert cluster.asked == ["<two>", ""]
+    for cluster.missing, sync, said in (
+        ("<db3>", "quorum", "commits are not confirmed: every client waits for standby <db3>."),
+        ("", "", "may not see whether it confirms commits: grant it pg_monitor"),
+        ("", "async", "none confirms commits: losing PostgreSQL's machine loses messages"),
+    ):
+        cluster.standbys = [Standby("db2", sync, "streaming", 0.001)]
+        text = plain(visitor.get("/console/cluster").text)
+        assert (said in text, "Owned by" in text) == (True, False), text
     cluster.answers = False
     assert "PostgreSQL does not answer" in plain(visitor.get("/console/cluster").text)
 

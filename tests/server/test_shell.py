@@ -313,8 +313,9 @@ def test_what_no_commit_confirmed_is_answered_only_while_the_lease_runs(tmp_path
     assert isinstance(sent, Sent)
 
 
-async def send_on_a_full_disk(path: Path, disk: FaultDisk) -> tuple[Outcome, Outcome, int]:
-    """What a send says while the disk is full, and one after it; how many messages there are then."""
+async def send_on_a_full_disk(path: Path, disk: FaultDisk) -> tuple[Outcome, Outcome, int, int]:
+    """What a send says while the disk is full, and one after it; how many messages there are then, and how many batches
+    were rolled back."""
     store = SqliteStore(path, msgspec.structs.replace(SMALL, disk=disk))
     shell = Shell(Engine(), store, LeaseClock())
     shell.start()
@@ -328,14 +329,14 @@ async def send_on_a_full_disk(path: Path, disk: FaultDisk) -> tuple[Outcome, Out
     assert isinstance(described, QueueDescribed)
     await shell.stop(5)
     store.close()
-    return refused, sent, described.info.counts.visible
+    return refused, sent, described.info.counts.visible, shell.stats.rolled_back
 
 
 def test_a_commit_that_fails_is_told_to_who_asked(tmp_path: Path, disk: FaultDisk) -> None:
-    refused, sent, visible = asyncio.run(send_on_a_full_disk(tmp_path / "data", disk))
+    refused, sent, visible, rolled_back = asyncio.run(send_on_a_full_disk(tmp_path / "data", disk))
     assert isinstance(refused, DiskLow)
     assert isinstance(sent, Sent)
-    assert visible == 1
+    assert (visible, rolled_back) == (1, 1)
 
 
 def test_batches_that_are_rolled_back_are_told_now_and_then(caplog: pytest.LogCaptureFixture) -> None:

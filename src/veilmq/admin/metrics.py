@@ -265,6 +265,7 @@ class Metrics:
         shell = self._service.shell
         stats = shell.stats
         yield CounterMetricFamily("veilmq_batches", "Batches applied.", stats.batches)
+        yield _rolled_back(stats.rolled_back)
         yield CounterMetricFamily("veilmq_batched_commands", "Commands applied, also the server's own.", stats.commands)
         yield _histogram("veilmq_commit_seconds", "Commit with its fsync.", stats.commit_latencies)
         yield GaugeMetricFamily("veilmq_waiters", "Receives of clients that are parked.", shell.engine.waiting.clients)
@@ -307,6 +308,10 @@ class Metrics:
             "Step of wall time by which nothing expires until it is accepted.",
             self._service.clock.unaccepted_us(reader.held_us) / SECOND_US,
         )
+
+
+def _rolled_back(count: int) -> Metric:
+    return CounterMetricFamily("veilmq_rolled_back_batches", "Batches rolled back, because a write failed.", count)
 
 
 def _port_families(service: Service, admin_commands: Counter[type], admin_failures: int) -> Iterator[Metric]:
@@ -432,9 +437,10 @@ def _cluster_families(report: ClusterReport) -> Iterator[Metric]:
     yield GaugeMetricFamily("veilmq_cluster_records", "Number of the log's last record.", found.records)
     yield GaugeMetricFamily("veilmq_cluster_log_bytes", "Size of the log in PostgreSQL.", found.log_bytes)
     yield GaugeMetricFamily("veilmq_cluster_standbys", "Standbys that confirm commits.", found.confirming)
+    text = "1 while commits wait for a standby that is not connected."
+    yield GaugeMetricFamily("veilmq_cluster_standby_missing", text, int(bool(found.missing)))
     text = "1 while what is acknowledged is on one machine alone."
-    is_single = report.single_copy and not found.confirming
-    yield GaugeMetricFamily("veilmq_cluster_single_copy", text, int(is_single))
+    yield GaugeMetricFamily("veilmq_cluster_single_copy", text, int(found.single_copy))
     text = "Last record that is in the newest snapshot; 0: there is none."
     yield GaugeMetricFamily("veilmq_cluster_snapshot_lsn", text, found.snapshot)
     if found.snapshot_age_s is not None:
@@ -443,10 +449,13 @@ def _cluster_families(report: ClusterReport) -> Iterator[Metric]:
 
 
 async def of_a_follower(request: Request, service: Service) -> Response:
-    """The metrics of a server that does not own the queues: of its ports, and of its part in the cluster."""
+    """The metrics of a server that does not own the queues: of its ports, and of its part in the cluster. Its shell may
+    still try to write: what PostgreSQL refuses may be the renewal of its lease, too."""
     caller_of(request).check(Action.SETTINGS)
     assert service.cluster is not None
     registry = CollectorRegistry(auto_describe=False)
-    families = [*_port_families(service, Counter(), 0), *_cluster_families(await service.cluster.report())]
+    rolled_back = _rolled_back(service.shell.stats.rolled_back if service.leads else 0)
+    of_cluster = _cluster_families(await service.cluster.report())
+    families = [rolled_back, *_port_families(service, Counter(), 0), *of_cluster]
     registry.register(_Families(families))
     return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)

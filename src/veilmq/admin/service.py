@@ -92,6 +92,11 @@ class Service(Protocol):
         ...
 
     @property
+    def leads(self) -> bool:
+        """Whether it has a shell: in a cluster, while it owns the queues or may again."""
+        ...
+
+    @property
     def reader(self) -> Reader:
         """Reads the shell's store."""
         ...

@@ -336,7 +336,8 @@ class Status(msgspec.Struct, kw_only=True):
     """Directory to which `veilmq cluster export` takes or took the data; empty: it is here."""
     standbys: list[Standby]
     missing: str = ""
-    """The standbys that every client waits for: too few of those that must confirm commits are connected."""
+    """The standbys that every client waits for: too few of those that must confirm commits are connected. Empty: none,
+    or this role may not see it."""
     servers: list[Registered]
     """All that belong to the cluster, by name."""
 
@@ -352,6 +353,16 @@ class Status(msgspec.Struct, kw_only=True):
     def confirming(self) -> int:
         """Standbys that confirm commits."""
         return sum(standby.sync in {"sync", "quorum"} for standby in self.standbys)
+
+    @property
+    def blind(self) -> bool:
+        """Whether this role may not see which standbys confirm commits."""
+        return not all(standby.sync for standby in self.standbys)
+
+    @property
+    def single_copy(self) -> bool:
+        """Whether commits wait for no standby, so that what is acknowledged is on one machine."""
+        return not (self.missing or self.confirming or self.blind)
 
 
 def within(postgres: Postgres, act: Callable[[Session], T]) -> T:

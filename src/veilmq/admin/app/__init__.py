@@ -302,6 +302,7 @@ def shown_cluster(report: ClusterReport) -> dict[str, Any]:
         "peers": report.peers,
         "single_copy": report.single_copy,
         "confirming": 0 if found is None else found.confirming,
+        "missing": "" if found is None else found.missing,
         "log": None,
         "snapshot": None,
         "servers": [],

@@ -130,12 +130,12 @@ def _show(found: Status) -> None:
     print(f"snapshot  {_snapshot(found)}")
     for standby in found.standbys:
         print(f"standby   {standby.name}: {standby.sync}, {standby.state}, {standby.lag_s:.3f} s behind")
-    if any(not standby.sync for standby in found.standbys):
+    if found.blind:
         print("standby   grant pg_monitor to this role, so that it sees which of them confirm commits")
     if found.missing:
-        print(f"standby   commits are not confirmed: every client waits for {found.missing}")
-    elif not found.standbys:
-        print("standby   none: losing PostgreSQL's machine loses messages")
+        print(f"standby   commits are not confirmed: every client waits for standby {found.missing}")
+    elif found.single_copy:
+        print("standby   none confirms commits: losing PostgreSQL's machine loses messages")
     for server in found.servers:
         print(f"server    {server.name}: {_said(server, found)}")
 

@@ -411,8 +411,9 @@ def _missing(setting: str, connected: Sequence[str]) -> str:
     counted = re.fullmatch(r"(?:(?:first|any)\s+)?(\d+)\s*\((.*)\)", setting, re.IGNORECASE | re.DOTALL)
     required, listed = (int(counted[1]), counted[2]) if counted else (1, setting)
     lacking = required - len(connected)
-    names = [quoted or plain for quoted, plain in re.findall(r'"([^"]+)"|([^\s,"]+)', listed)]
-    absent = [name for name in names if name.lower() not in connected]
+    absent = [one for one in map("".join, re.findall(r'"([^"]+)"|([^\s,"]+)', listed)) if one.lower() not in connected]
+    if lacking > 0 and "*" in absent:
+        return "of any name" + (f" besides {' and '.join(connected)}" if connected else "")
     return (" or " if lacking < len(absent) else " and ").join(absent) if lacking > 0 else ""
 
 

@@ -131,6 +131,8 @@ class Stats:
 
     def __init__(self) -> None:
         self.batches = 0
+        self.rolled_back = 0
+        """Batches whose commit failed."""
         self.commands = 0
         self.commits = 0
         self.commit_latencies = Latencies()
@@ -398,6 +400,7 @@ class Shell(Calls):
         assert batch is not None
         assert applied is not None
         if isinstance(error, StoreFailed):
+            self.stats.rolled_back += 1
             self._rollbacks.note(error, self._stopwatch())
             commands, at = batch.commands, applied.at
             self._committer.run_apart(lambda: self.store.apply_each(commands, at))
