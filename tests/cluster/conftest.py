@@ -15,10 +15,11 @@ import pytest
 from tests.support.postgres import Pair, Programs, programs
 from tests.support.sqlite import SqliteFactory
 
+from veilmq.cluster.lease_clock import Memory
 from veilmq.cluster.postgres import Postgres
 from veilmq.cluster.postgres.log import PostgresLog
 from veilmq.cluster.postgres.log.reading import LogReader
-from veilmq.cluster.postgres.ownership import MARGIN_US, Candidate, Memory, Ownership, Server
+from veilmq.cluster.postgres.ownership import MARGIN_US, Candidate, Ownership, Server
 from veilmq.cluster.postgres.schema import LEASE_US, Formats, Shard, init
 from veilmq.store.sqlite.store import SqliteStore
 from veilmq.testing import Random

@@ -109,15 +109,21 @@ def following(member: Member, clock: "CountingClock", patience_s: float) -> Iter
 def test_who_was_asked_to_hand_over_leaves_the_shard_to_others_for_a_while(
     cluster: Cluster, tmp_path: Path, to: str
 ) -> None:
-    """Nobody owns it, so anybody may take over at once. Unless it is handed back to that very server."""
+    """Nobody owns it, so anybody may take over at once. Unless it is handed back to that very server. While a commit
+    waits it cannot take over, and says why."""
     clock = CountingClock()
-    with following(member_of(cluster, tmp_path / "copy", clock), clock, 2) as found:
-        assert not found.done()
+    member = member_of(cluster, tmp_path / "copy", clock)
+    with following(member, clock, 2) as found:
+        assert (found.done(), member.unowned) == (False, "nobody owns the queues at present")
         if to == "one":
             cluster.owner("two", Clock()).hand_over("one", RENEWED)
         else:
-            clock.advance(2 * SECOND_US)
+            with psycopg.connect(cluster.pair.primary.dsn) as connection:
+                connection.execute("select from veilmq.shard for update")
+                clock.advance(2 * SECOND_US)
+                until(lambda: "and this server cannot take over: an append of the owner is under way" in member.unowned)
         assert isinstance(found.result(20), Ownership)
+    assert member.unowned == "nobody owns the queues at present"
 
 
 def test_a_drained_server_does_not_take_over(cluster: Cluster, tmp_path: Path) -> None:

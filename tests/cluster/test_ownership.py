@@ -12,8 +12,9 @@ import pytest
 from tests.cluster.conftest import Clock, Cluster, begin
 from tests.support.postgres import until
 
+from veilmq.cluster.lease_clock import Memory
 from veilmq.cluster.postgres import Uncertain, Unreachable
-from veilmq.cluster.postgres.ownership import MARGIN_US, Memory, StillOwned
+from veilmq.cluster.postgres.ownership import MARGIN_US, StillOwned
 from veilmq.cluster.postgres.schema import LEASE_US
 from veilmq.model.instant import HOUR_US, Instant
 from veilmq.store.log import NotOwner, Position
@@ -24,7 +25,7 @@ REMEMBERS = """
 import sys
 from pathlib import Path
 from uuid import UUID
-from veilmq.cluster.postgres.ownership import Memory
+from veilmq.cluster.lease_clock import Memory
 memory = Memory(UUID(int=1), Path(sys.argv[1]) / "lease-clock.json")
 memory.looked(5, 1)
 """
@@ -134,12 +135,26 @@ class TestLease:
             assert not candidate.is_due()
             there.advance(LEASE_US)
             waited_us += LEASE_US
-        before = cluster.kept(candidate.take_over()).before
+        second = cluster.kept(candidate.take_over())
+        before = second.before
         assert before.seen_us == waited_us
         if saw_it_before:
             assert before.away_us == 40_000 + WAIT_US
         else:
             assert before.away_us >= HOUR_US
+        # The commit of a renewal waits for a lost standby, for an hour by all clocks, and only then is it seen.
+        clock = Clock()
+        watching = cluster.candidate("three", clock)
+        for number in (2, 3):
+            second.renew(Instant(number))
+            watching.look()
+        clock.advance(HOUR_US)
+        watching.look()
+        second.renew(Instant(4))
+        cluster.pair.primary.query("update veilmq.lease set renewed = renewed - interval '1 hour'")
+        watching.look()
+        clock.advance(LEASE_US + WAIT_US)
+        assert cluster.kept(watching.take_over()).before.away_us >= HOUR_US
 
     @pytest.mark.parametrize("is_its_own", [True, False], ids=["its own before", "handed to anybody"])
     def test_who_has_just_come_leaves_also_what_is_free_to_who_saw_the_last_renewal(

@@ -24,10 +24,11 @@ from uuid import UUID, uuid4
 
 import msgspec
 
+from veilmq.cluster.lease_clock import Memory
 from veilmq.cluster.member.copy import Copy, Watch
 from veilmq.cluster.postgres import Postgres, Seen, Unfit, Unreachable
 from veilmq.cluster.postgres.log.reading import LogReader
-from veilmq.cluster.postgres.ownership import Candidate, Memory, Ownership, Server, Sight, StillOwned
+from veilmq.cluster.postgres.ownership import Candidate, Ownership, Server, Sight, StillOwned
 from veilmq.cluster.postgres.schema import Formats, Outdated, Shard, WrongCluster, admit, refuse_moved
 from veilmq.cluster.postgres.snapshots import Snapshots
 from veilmq.cluster.registry import NameTaken, Registry, ServerState, ask_to_hand_over, within
@@ -117,7 +118,7 @@ class Member:
         self._kept = membership(directory)
         seen = Seen() if self._kept is None else Seen(self._kept.system, self._kept.timeline)
         self.postgres = Postgres(dsn, single_copy=single_copy, seen=seen)
-        self._trouble = self._no_room = ""
+        self._trouble = self._no_room = self._not_taken = ""
         self._copy: Copy | None = None
         self._candidate: Candidate | None = None
         """Which has looked at the owner before `follow`."""
@@ -139,6 +140,12 @@ class Member:
     def trouble(self) -> str:
         """Why it does not follow, in a sentence; any thread."""
         return self._no_room or self._trouble
+
+    @property
+    def unowned(self) -> str:
+        """Why calls are not carried out while no owner is known, in a sentence."""
+        why = f", and this server cannot take over: {self._not_taken}" if self._not_taken else ""
+        return self.trouble or f"nobody owns the queues at present{why}"
 
     @property
     def drained(self) -> bool:
@@ -195,11 +202,14 @@ class Member:
                 try:
                     self._catch_up(following)
                     sight = self._look(following)
-                    if (ownership := self._take_over(following, sight)) is not None:
+                    ownership = self._take_over(following, sight)
+                    self._not_taken = ""
+                    if ownership is not None:
                         return ownership
                     following.looked += 1
                 except StillOwned as error:
                     log.info("not taken over: %s", error)
+                    self._not_taken = str(error)
                 except FOR_GOOD:
                     raise
                 except (Unreachable, Unfit) as error:

@@ -16,17 +16,14 @@ take-over waited for.
 """
 
 import logging
-import os
 import threading
 from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
 from typing import Final, NamedTuple
 from uuid import UUID
 
-import msgspec
 import psycopg
 
+from veilmq.cluster.lease_clock import Memory
 from veilmq.cluster.postgres import Connected, Postgres, Session, Uncertain, Unfit, Unreachable, text_of
 from veilmq.cluster.postgres.schema import SHARD, Formats, Shard, admit, look, refuse_moved
 from veilmq.model.instant import Instant
@@ -53,8 +50,6 @@ _RENEW: Final = """
 _RAISE: Final = """
     update veilmq.shard set epoch = %s, holder = %s, owner = %s, address = %s where id = %s
 """
-_SEEN_BYTES: Final = 512
-"""Size of the file, always overwritten as a whole: a process that is killed leaves the old content or the new."""
 DOUBTED: Final = "?"
 """Behind the name of the server that is wanted as the owner: see `Ownership.doubted`."""
 _BEGIN: Final = "update veilmq.lease set epoch = %s, beat = 0, wanted = case when %s then wanted end where id = %s"
@@ -62,71 +57,6 @@ _BEGIN: Final = "update veilmq.lease set epoch = %s, beat = 0, wanted = case whe
 
 class StillOwned(Exception):
     """The shard is owned, or somebody else was faster: look again."""
-
-
-class SeenClock(msgspec.Struct, frozen=True):
-    """A lease clock that this machine has read or written, with readings of its boot clock."""
-
-    boot: str
-    """Which start of the machine that was."""
-    incarnation: UUID
-    clock: Instant
-    looked_ns: int
-    """The boot clock before the lease clock was read: any other lease clock was written after this."""
-    after_ns: int | None
-    """A reading of the boot clock after which this lease clock was written; None: unknown."""
-    sent: tuple[Instant, int] | None = None
-    """A lease clock that was sent, and the boot clock's reading before: nobody knows whether it was written."""
-
-
-def _open_to_replace(path: str, flags: int) -> int:
-    return os.open(path, flags & ~os.O_TRUNC, 0o600)
-
-
-class Memory:
-    """The last lease clock that this machine has seen. Any thread may use it."""
-
-    def __init__(self, incarnation: UUID, path: Path | None = None) -> None:
-        """incarnation: of the cluster. path: of the file that keeps it from one process to the next."""
-        self._incarnation = incarnation
-        self._path = path
-        self._boot = ""
-        try:
-            self._boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        except OSError as error:
-            if path is not None:
-                log.warning("no %s, so clocks set ahead may end leases early after a restart: %s", path.name, error)
-        self.last: SeenClock | None = None
-        if path is not None and self._boot:
-            with suppress(OSError, msgspec.MsgspecError):
-                found = msgspec.json.decode(path.read_bytes(), type=SeenClock)
-                if (found.boot, found.incarnation) == (self._boot, incarnation):
-                    self.last = found
-
-    def looked(self, clock: Instant, looked_ns: int) -> None:
-        """This lease clock was read. looked_ns: the boot clock before."""
-        self._keep(SeenClock(self._boot, self._incarnation, clock, looked_ns, self.after_ns(clock)))
-
-    def sending(self, clock: Instant, sent_ns: int) -> None:
-        """A server that owns the shard is about to write its lease clock. sent_ns: the boot clock before."""
-        if self.last is not None:
-            self._keep(msgspec.structs.replace(self.last, sent=(clock, sent_ns)))
-
-    def _keep(self, seen: SeenClock) -> None:
-        """Not synced: when the machine restarts, it is of no use any more."""
-        self.last = seen
-        if self._path is not None and self._boot:
-            with suppress(OSError), open(self._path, "wb", opener=_open_to_replace) as file:
-                file.write(msgspec.json.encode(seen).ljust(_SEEN_BYTES))
-
-    def after_ns(self, clock: Instant) -> int | None:
-        """The boot clock's reading after which this lease clock was written; None: unknown."""
-        last = self.last
-        if last is None:
-            return None
-        if last.sent is not None and last.sent[0] == clock:
-            return last.sent[1]
-        return last.after_ns if last.clock == clock else last.looked_ns
 
 
 class Sight(NamedTuple):

@@ -149,9 +149,9 @@ class ClusterServer:
         caller = self.front.caller
         if self.member.drained:
             return Following(self.owner, False, "an operator has drained this server", self.front.held)
-        trouble, copy = self.member.trouble or "nobody owns the queues at present", self.member.trouble
+        trouble, copy = self.member.unowned, self.member.trouble
         if self.ownership is not None and self.ownership.lost is None:  # it may still be the owner
-            trouble = f"this server's lease has ended: {self._unrenewed or 'PostgreSQL does not answer'}"
+            trouble = f"this server's lease has ended: {self._unrenewed or 'PostgreSQL has not confirmed the renewal'}"
         if caller is not None:
             trouble = caller.trouble or "connecting to the owner"
         return Following(self.owner, caller is not None and caller.connected, trouble, self.front.held, copy)
