@@ -770,7 +770,8 @@ def test_a_drained_server_owns_nothing_and_is_not_ready(servers: Servers, run: R
     assert run("cluster", "drain", *url, "one").out == "one is drained; two owns the queues\n"
     told(second, before, STORY_OF_A_HAND_OVER)
     assert not ready(first)
-    assert "drained this server" in httpx.get(f"{first.admin}/health/ready").json()["reasons"]["cluster"]
+    said = httpx.get(f"{first.admin}/health/ready").json()["reasons"]["cluster"]
+    assert said == "an operator drained this server: `veilmq cluster undrain one` ends that"
     Client(first).send("it answers all the same")
     refused = run("cluster", "handover", *url, "--to", "one")
     assert (refused.code, "server one is drained: name another" in refused.err) == (1, True)
@@ -781,8 +782,11 @@ def test_a_drained_server_owns_nothing_and_is_not_ready(servers: Servers, run: R
         r"server    one: drained, \d+ records behind, 127.0.0.1:\d+, release \S+, formats \d+( to \d+)?, seen", shown
     )
     assert "server    two: owner, " in shown
+    lacks = "server    no other server could own the queues: start one, or undrain one\n"
+    assert lacks in shown
     run("cluster", "undrain", *url, "one")
     until(lambda: ready(first))
+    assert lacks not in run("cluster", "status", *url).out
 
 
 def test_two_servers_of_one_name_are_told(servers: Servers) -> None:

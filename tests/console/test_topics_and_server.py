@@ -165,6 +165,8 @@ def test_the_cluster_is_shown_and_handed_over_once(server: Any, api: Api, visito
     assert re.search(r"log 3(\.0)? MiB ?, 100 records snapshot record 90 ?, 2 h ago", text)
     assert "<two> follower 2 " in text
     assert "three drained 0 " in text
+    assert "three is drained: veilmq cluster undrain three lets it own" in text
+    assert "no other server could own" not in text
     assert page.count("Hand over to it") == 1  # neither to the owner nor to who is drained
     form = "/console/cluster/handover?to=%3Ctwo%3E"
     assert "one finishes the calls that it has, and <two> owns all queues" in plain(visitor.get(form).text)
@@ -190,6 +192,9 @@ def test_the_cluster_is_shown_and_handed_over_once(server: Any, api: Api, visito
     asked = api.client.post("/api/v1/cluster/handover", json={"to": "one"}, headers={"Idempotency-Key": "mine"})
     assert asked.status_code == 422
     assert cluster.asked == ["<two>", ""]
+    text = plain(visitor.get("/console/cluster").text)  # alone
+    assert "<two> is not running: start it, or veilmq cluster forget <two> if it will not come back" in text
+    assert "no other server could own the queues: nobody takes over if one is lost" in text
     for cluster.missing, sync, said in (
         ("<db3>", "quorum", "commits are not confirmed: every client waits for standby <db3>."),
         ("", "", "may not see whether it confirms commits: grant it pg_monitor"),

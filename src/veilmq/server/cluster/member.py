@@ -148,7 +148,8 @@ class ClusterServer:
         """See `Cluster.following`."""
         caller = self.front.caller
         if self.member.drained:
-            return Following(self.owner, False, "an operator has drained this server", self.front.held)
+            why = f"an operator drained this server: `veilmq cluster undrain {self._settings.server_name}` ends that"
+            return Following(self.owner, False, why, self.front.held)
         trouble, copy = self.member.unowned, self.member.trouble
         if self.ownership is not None and self.ownership.lost is None:  # it may still be the owner
             trouble = f"this server's lease has ended: {self._unrenewed or 'PostgreSQL has not confirmed the renewal'}"
