@@ -172,7 +172,7 @@ static int size_of(PyObject *limits, int name, Py_ssize_t *size)
     return *size == -1 && PyErr_Occurred() ? -1 : 0;
 }
 
-/* Twin: veilmq.server.http.intake.read_plain(data, limits, peer, secure, next_id). Constants: Request. */
+/* Twin: veilmq.server.http.intake.plain.read_plain(data, limits, peer, secure, next_id). Constants: Request. */
 FUNCTION(accel_read_plain)
 {
     Py_ssize_t header_bytes_max, header_count_max, body_bytes_max, lines = 0;

@@ -75,8 +75,7 @@ class Sight(NamedTuple):
     since_ns: int
     """The candidate's boot clock just after it first read this epoch and beat."""
     after_ns: int | None
-    """Its boot clock before another lease clock was last read, by it or by the process before it, so this one was
-    written later; None: they read none."""
+    """A reading of its boot clock after which this lease clock was written; None: unknown. See `Memory.after_ns`."""
 
     def gone_us(self, now_ns: int) -> int:
         """How long ago the last renewal was, by PostgreSQL's clock and at most what the boot clock allows."""
