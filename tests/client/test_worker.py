@@ -550,8 +550,9 @@ class TestStopping:
             worker.run(until_empty=True)
         assert stage.seen == ["a", "b"]
         worker.start()
-        with pytest.raises(ParameterInvalid, match="runs already"):
-            worker.start()
+        for again in (worker.start, worker.run):
+            with pytest.raises(ParameterInvalid, match="runs already"):
+                again()
         worker.stop()
         assert worker.join(WAIT_S)
 

@@ -264,7 +264,7 @@ def creation_attributes(name: str, template: Template, arn_of: Callable[[str], s
     Raises ParameterInvalid naming the template's field, and what `arn_of` raises.
     """
     dead = template.dead_letter_queue
-    dead_letter_arn = None if dead is None else arn_of(checks.text(dead, "dead_letter_queue"))
+    dead_letter_arn = None if dead is None else arn_of(dead)
     attributes = {}
     for field, attribute in _SECONDS.items():
         value = getattr(template, field)
@@ -282,18 +282,10 @@ def creation_attributes(name: str, template: Template, arn_of: Callable[[str], s
         if not name.endswith(FIFO_SUFFIX):
             raise ParameterInvalid(parameter="content_deduplication", reason="only a FIFO queue deduplicates")
         attributes["ContentBasedDeduplication"] = "true"
-    attributes |= _redrive(template, dead_letter_arn)
+    if dead_letter_arn is not None:
+        policy = {"deadLetterTargetArn": dead_letter_arn, "maxReceiveCount": template.receive_count_max}
+        attributes["RedrivePolicy"] = json.dumps(policy)
     return attributes
-
-
-def _redrive(template: Template, dead_letter_arn: str | None) -> dict[str, str]:
-    if (template.dead_letter_queue is None) is not (template.receive_count_max is None):
-        lacking = "dead_letter_queue" if template.dead_letter_queue is None else "receive_count_max"
-        raise ParameterInvalid(parameter=lacking, reason="dead_letter_queue and receive_count_max need each other")
-    if dead_letter_arn is None:
-        return {}
-    policy = {"deadLetterTargetArn": dead_letter_arn, "maxReceiveCount": template.receive_count_max}
-    return {"RedrivePolicy": json.dumps(policy)}
 
 
 _NAME: Final = re.compile(r"[ -~]{0,100}")

@@ -33,6 +33,8 @@ Choice = TypeVar("Choice", bound=StrEnum)
 _BITS_MAX: Final = 63
 """Of a duration, so that it converts to a float and fits into every protocol."""
 _CHARACTERS_MAX: Final = 80
+_RECEIVE_COUNT_MAX: Final = 1_000
+"""As SQS's maxReceiveCount."""
 _TEXTS: Final = ("group", "deduplication_id", "type", "tag")
 _DURATIONS: Final = ("delay", "ttl", "lease_hint")
 _TOKEN: Final = re.compile(r"[!-~]{1,128}")
@@ -203,8 +205,19 @@ def template(value: Any) -> Template:
     if value is None:
         return Template()
     if isinstance(value, Template):
+        _check_dead_letters(value)
         return msgspec.structs.replace(value, tags=_plain_tags(value.tags))
     raise ParameterInvalid(parameter="template", reason=f"must be a Template, not {type(value).__name__}")
+
+
+def _check_dead_letters(given: Template) -> None:
+    if given.dead_letter_queue is not None:
+        text(given.dead_letter_queue, "dead_letter_queue")
+    if given.receive_count_max is not None:
+        whole(given.receive_count_max, "receive_count_max", 1, _RECEIVE_COUNT_MAX)
+    if (given.dead_letter_queue is None) is not (given.receive_count_max is None):
+        lacking = "dead_letter_queue" if given.dead_letter_queue is None else "receive_count_max"
+        raise ParameterInvalid(parameter=lacking, reason="dead_letter_queue and receive_count_max need each other")
 
 
 def _plain_tags(tags: Any) -> dict[str, str]:

@@ -96,6 +96,8 @@ class Worker:
         self._stopping = False
         self._run: Run | None = None
         self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._runs_in: threading.Thread | None = None
         self._error: BaseException | None = None
 
     @classmethod
@@ -126,12 +128,28 @@ class Worker:
 
         signals: only in the main thread; the first SIGTERM or SIGINT stops it with a drain, the second without. Raises
         QueueMissing, ParameterInvalid, CapabilityMissing (before anything is received, or from a receive), and the
-        error of receives that failed for longer than `give_up_after`.
+        error of receives that failed for longer than `give_up_after`. If the worker runs already:
+        ParameterInvalid("worker").
         """
         if signals and threading.current_thread() is not threading.main_thread():
             raise ParameterInvalid(parameter="signals", reason="only the main thread hears them")
         if messages_max is not None:
             checks.at_least(messages_max, "messages_max", 1)
+        with self._lock:
+            self._check_idle()
+            self._runs_in = threading.current_thread()
+        try:
+            return self._work(signals, until_empty, messages_max)
+        finally:
+            self._runs_in = None
+
+    def _check_idle(self) -> None:
+        # A forked process has a copy of the worker, but not of the thread that runs it.
+        if self._runs_in is not None and self._runs_in.is_alive():
+            reason = "it runs already: `concurrency` is for more messages at a time, or make another Worker"
+            raise ParameterInvalid(parameter="worker", reason=reason)
+
+    def _work(self, signals: bool, until_empty: bool, messages_max: int | None) -> Counts:
         connected = isinstance(self.queue, str)
         queue = _connect(self.queue) if isinstance(self.queue, str) else self.queue
         try:
@@ -153,14 +171,15 @@ class Worker:
                 queue.close()
 
     def start(self) -> None:
-        """Run in a separate thread."""
-        if self._thread is not None and self._thread.is_alive():
-            raise ParameterInvalid(parameter="worker", reason="it runs already")
-        self._error = None
-        # A stop that came after the last run's end must not stop this one.
-        self._inbox, self._stopping = SimpleQueue(), False
-        self._thread = threading.Thread(target=self._run_aside, name="veilmq worker", daemon=True)
-        self._thread.start()
+        """Run in a separate thread. Raises ParameterInvalid if it runs already."""
+        with self._lock:
+            self._check_idle()
+            self._error = None
+            # A stop that came after the last run's end must not stop this one.
+            self._inbox, self._stopping = SimpleQueue(), False
+            self._thread = threading.Thread(target=self._run_aside, name="veilmq worker", daemon=True)
+            self._runs_in = self._thread
+            self._thread.start()
 
     def stop(self) -> None:
         """Stop with a drain; a second call stops without. Returns at once; safe in a signal handler."""
@@ -194,9 +213,11 @@ class Worker:
 
     def _run_aside(self) -> None:
         try:
-            self.run()
+            self._work(signals=False, until_empty=False, messages_max=None)
         except BaseException as error:  # noqa: BLE001 raised again by join
             self._error = error
+        finally:
+            self._runs_in = None
 
     @contextmanager
     def _handled(self, wanted: bool) -> Iterator[None]:

@@ -57,8 +57,6 @@ MESSAGES_MAX: Final = 1_000
 REQUEST_BYTES_MAX: Final = 16 << 20
 """Bodies of one request, unless it has a single larger one."""
 BODY_BYTES_MAX: Final = 64 << 20
-RECEIVE_COUNT_MAX: Final = 1_000
-"""As SQS's maxReceiveCount."""
 NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,120}(?:\.fifo)?\Z")
 TEXT_CHARACTERS_MAX: Final = 256
 """Of a type or tag."""
@@ -290,13 +288,9 @@ def settings_change(template: Template, queue: QueueKey) -> SettingsChange:
 
 def _redrive(template: Template, queue: QueueKey) -> RedrivePolicy | None:
     target, count = template.dead_letter_queue, template.receive_count_max
-    if target is None and count is None:
+    if target is None or count is None:  # `checks.template` refuses one without the other
         return None
-    if target is None or count is None:
-        missing = "receive_count_max" if count is None else "dead_letter_queue"
-        raise ParameterInvalid(parameter=missing, reason="dead_letter_queue and receive_count_max come together")
-    key = QueueKey(queue.account, queue.region, checked_name(target))
-    return RedrivePolicy(key, checks.whole(count, "receive_count_max", 1, RECEIVE_COUNT_MAX))
+    return RedrivePolicy(QueueKey(queue.account, queue.region, checked_name(target)), count)
 
 
 def _tags(tags: Mapping[str, str]) -> dict[str, str]:

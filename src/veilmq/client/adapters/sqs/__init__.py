@@ -352,6 +352,7 @@ class SqsAccount(CloudAccount):
 
     def delete(self, name: str) -> None:
         """DeleteQueue. Raises QueueMissing."""
+        name = checks.text(name, "name")
         self._call("delete_queue", name, QueueUrl=self._url(name))
 
     def names(self, prefix: str = "") -> list[str]:
@@ -394,6 +395,5 @@ class SqsAccount(CloudAccount):
 
     def _url(self, name: str) -> str:
         given: dict[str, Any] = {} if self._owner is None else {"QueueOwnerAWSAccountId": self._owner}
-        name = checks.text(name, "name")
         url: str = member(self._call("get_queue_url", name, QueueName=name, **given), "QueueUrl")
         return url

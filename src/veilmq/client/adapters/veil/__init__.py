@@ -351,7 +351,7 @@ class VeilAccount(CloudAccount):
         self._calls = self._new_calls("")
 
     def _new_calls(self, name: str) -> Calls:
-        return Calls(self._pool, self._timeout, checks.text(name, "name"), self._retries, has_key=self._has_key)
+        return Calls(self._pool, self._timeout, name, self._retries, has_key=self._has_key)
 
     def queue(self, name: str) -> VeilQueue:
         """An existing queue. Raises QueueMissing."""
@@ -380,6 +380,7 @@ class VeilAccount(CloudAccount):
 
     def delete(self, name: str) -> None:
         """VeilMQ.DeleteQueue. Raises QueueMissing."""
+        name = checks.text(name, "name")
         self._new_calls(name).call(_DELETE_QUEUE, veil.QueueInput(queue=self._prefix + name))
 
     def names(self, prefix: str = "") -> list[str]:

@@ -3,6 +3,7 @@ deduplication. Adapters without FIFO must refuse.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import pytest
@@ -56,15 +57,22 @@ class TestAccounts:
 
     def test_settings_that_cannot_be_are_refused(self, stage: Stage) -> None:
         name = stage.name("bad")
+        counts: list[Any] = [0, 1_001, True, 2.0, "2"]
         templates: list[Any] = [
             Template(visibility_timeout=-1),
             Template(retention=-1),
             Template(delay=-1),
             {"delay": 5},
+            Template(dead_letter_queue=5, receive_count_max=2),  # type: ignore[arg-type]
+            Template(dead_letter_queue=name),
+            Template(receive_count_max=2),
             Template(tags=["name"]),  # type: ignore[arg-type]
             Template(tags={"name": 5}),  # type: ignore[dict-item]
         ]
         assert unrefused(lambda template: stage.account.create(name, template), templates) == []
+        dead_letters = [Template(dead_letter_queue=name, receive_count_max=count) for count in counts]
+        create = partial(stage.account.create, name)
+        assert unrefused(create, dead_letters, parameter=lambda _: "receive_count_max") == []
         assert name not in stage.account.names()
 
     def test_names_that_cannot_be_are_refused(self, stage: Stage) -> None:
