@@ -142,10 +142,15 @@ def test_a_narrow_terminal_shows_ids_and_all_else(data: Path) -> None:
     assert terminal.end() == 0
     assert event["kind"] in terminal.seen
     assert "…" not in terminal.seen
-    listed = Terminal("queues", "list", "--data", str(data), columns=60)
-    listed.until("narrow as this: retention, dead letters to\r\n")
-    assert listed.end() == 0
-    assert max(map(len, re.sub(r"\x1b\[[0-9;]*m", "", listed.seen).splitlines()[:-1])) <= 60
+    for command, columns, left_out in (
+        (("queues", "list"), 60, "retention, dead letters to"),
+        (("queues", "list", "--rates"), 80, "retention, dead letters to, timeout"),
+        (("events",), 80, "by, held, lease, attempt, why"),
+    ):
+        listed = Terminal(*command, "--data", str(data), columns=columns)
+        listed.until(f"narrow as this: {left_out}")
+        assert listed.end() == 0
+        assert max(map(len, re.sub(r"\x1b\[[0-9;]*m", "", listed.seen).splitlines()[:-1])) <= columns, command
 
 
 def test_a_directory_that_sqlite_cannot_open_is_refused(tmp_path: Path) -> None:

@@ -22,6 +22,11 @@ _ALIKE: Final = ("kind", "account", "region", "queue", "attempt", "protocol", "p
 _BODY_SHOWN: Final = 400
 _EVENT_HEADS: Final = ["offset", "at (UTC)", "event", "queue", "attempt", "lease", "held", "by", "why"]
 _HELD: Final = _EVENT_HEADS.index("held")
+_QUEUE_SPARE: Final = ["retention", "dead letters to", "timeout", "delayed", "oldest", "in flight"]
+"""Columns that a narrow terminal does without, the least needed first; so the next three."""
+_EVENT_SPARE: Final = ["by", "held", "lease", "attempt", "why", "offset", "queue"]
+_RUN_SPARE: Final = ["offset", "queue", "lease", "attempt", "held"]
+_MESSAGE_SPARE: Final = ["bytes", "until (UTC)", "type", "receives", "group", "sent (UTC)"]
 
 
 class Run(NamedTuple):
@@ -86,7 +91,7 @@ def queue_table(queues: Iterable[Mapping[str, Any]], *, whose: bool) -> None:
         rows.append([queue["account"], queue["region"], *row] if whose else row)
     if rows and len(rows[0]) > len(heads) + 2 * whose:
         heads[4:4] = [f"{name}/s" for name in _RATED]
-    table(["account", "region", *heads] if whose else heads, rows, ["retention", "dead letters to", "timeout"])
+    table(["account", "region", *heads] if whose else heads, rows, _QUEUE_SPARE)
 
 
 def message_blocks(messages: Iterable[Mapping[str, Any]], *, whole: bool = False) -> None:
@@ -147,13 +152,13 @@ def message_table(messages: Iterable[Mapping[str, Any]]) -> None:
     heads = ["message", "state", "sent (UTC)", "receives", "until (UTC)", "bytes", "group", "type", "waits for"]
     if not any(row[-1] for row in rows):
         heads, rows = heads[:-1], [row[:-1] for row in rows]
-    table(heads, rows)
+    table(heads, rows, _MESSAGE_SPARE)
 
 
 def event_table(events: Iterable[Mapping[str, Any]]) -> None:
     """Events, one a line, with the ids of their messages."""
     rows = [[*_event_row(event, event["kind"]), event["message"] or ""] for event in events]
-    table([*_EVENT_HEADS, "message"], rows)
+    table([*_EVENT_HEADS, "message"], rows, _EVENT_SPARE)
 
 
 def run_table(found: Iterable[Run]) -> None:
@@ -167,7 +172,7 @@ def run_table(found: Iterable[Run]) -> None:
         held_us = run.events[-1]["held_us"]
         row[_HELD] = "" if held_us is None else duration(held_us)
         rows.append(row)
-    table(_EVENT_HEADS, rows)
+    table(_EVENT_HEADS, rows, _RUN_SPARE)
 
 
 def _event_row(event: Mapping[str, Any], kind: str) -> list[object]:
