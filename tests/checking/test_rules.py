@@ -533,7 +533,7 @@ def test_what_a_violation_says() -> None:
     script = received()
     script.receive(5, 6, grant("m", 2, count=2))
     assert str(script.report(EXACT)) == (
-        "3 operations on 1 messages: 1 violations (two leases at a time: 1)\n\n"
+        "3 operations on 1 message: 1 violation (two leases at a time: 1)\n\n"
         "two leases at a time: message m of queue jobs was granted as lease 2 while lease 1 was still running\n"
         "    0.000000 s  c receives message m (lease 1 of 30 s, body m, receive count 1) from queue jobs: "
         "done at 0.500000 s\n"

@@ -269,7 +269,7 @@ class TestCredentials:
     def test_a_file_that_others_can_read(self, run: Run, doctor: Any, tmp_path: Path) -> None:
         path = tmp_path / "credentials.toml"
         run("keys", "new", "--into", str(path))
-        assert doctor("credentials", "--credentials", str(path)) == (WELL, [("ok", "1 accounts, 1 keys", "")])
+        assert doctor("credentials", "--credentials", str(path)) == (WELL, [("ok", "1 account, 1 key", "")])
         path.chmod(0o644)
         code, ((level, text, _),) = doctor("credentials", "--credentials", str(path))
         assert (code, level, str(path) in text) == (2, "error", True)

@@ -206,7 +206,7 @@ def test_a_message_that_is_refused_does_not_keep_back_the_others(run: Run, tmp_p
         account.create("orders", Template(message_bytes_max=2_000))
     ended = run("import", str(kept), "--to", f"veil://{tmp_path / 'data'}", "--messages")
     assert (ended.code, ended.out) == (1, "created 0 of 1 queues, sent 151 messages, refused 1\n")
-    assert "refused: queue orders: 1 messages: MessageTooLarge" in ended.err
+    assert "refused: queue orders: 1 message: MessageTooLarge" in ended.err
     with connect(f"veil://{tmp_path / 'data'}?queue=orders") as queue:
         assert queue.stats().visible == 151
 

@@ -108,7 +108,7 @@ def test_a_drop_is_asked_for_and_the_books_balance(veilmq: Run, damaged: Damaged
         assert veilmq("quarantine", "drop", "orders", *neither, "--yes").code == 2
     assert len(veilmq("quarantine", "list", "--json").json) == 3
     mixed = veilmq("quarantine", "drop", "orders", first, third, "--yes")
-    assert (mixed.code, mixed.out) == (1, "dropped 1 messages of orders from quarantine\n")
+    assert (mixed.code, mixed.out) == (1, "dropped 1 message of orders from quarantine\n")
     assert f"refused: message {third} is not in quarantine in {ACCOUNT}/{REGION}/orders\n" in mixed.err
     assert veilmq("quarantine", "drop", "orders", "nonsense", "--yes").code == 2
     check = veilmq("check", "--json")

@@ -194,7 +194,7 @@ def test_a_command_that_is_repeated_with_its_id_acts_once(veilmq: Run) -> None:
     assert veilmq("purge", "orders", "--yes", "--id", "p").out == "purged orders: 151 messages\n"
     assert veilmq("send", "orders", "later").code == 0
     assert veilmq("purge", "orders", "--yes", "--id", "p").out == "purged orders: 151 messages\n"
-    assert veilmq("purge", "orders", "--yes").out == "purged orders: 1 messages\n"
+    assert veilmq("purge", "orders", "--yes").out == "purged orders: 1 message\n"
     other = veilmq("queues", "delete", "orders", "--yes", "--id", "p")
     assert (other.code, "--id: this id was used for another call" in other.err) == (1, True)
     assert veilmq("queues", "set", "orders", "--tag", "x=1", "--id", "t").code == 0
@@ -424,7 +424,7 @@ def test_what_cannot_be_undone_needs_a_yes(veilmq: Run) -> None:
         assert refused.code == 2
         assert "--yes" in refused.err
     assert veilmq("peek", "orders", "--json").json[0]["body"] == "a"
-    assert veilmq("purge", "orders", "--yes").out == "purged orders: 1 messages\n"
+    assert veilmq("purge", "orders", "--yes").out == "purged orders: 1 message\n"
     assert veilmq("queues", "delete", "orders", "--yes").code == 0
     assert veilmq("queues", "delete", "orders", "--yes").code == 1
 

@@ -40,7 +40,7 @@ def test_once_shows_queues_and_workers_the_deepest_first(veilmq: Run, monkeypatc
     veilmq("receive", "few")
     shown = veilmq("top", "--once")
     assert shown.code == 0
-    assert re.search(r"2 queues  3 visible  1 in flight  0 delayed  1 workers\n", shown.out)
+    assert re.search(r"2 queues  3 visible  1 in flight  0 delayed  1 worker\n", shown.out)
     assert shown.out.index(" many ") < shown.out.index(" few ")
     assert re.search(r"command line\S* .* 1 ", shown.out)
     (found,) = veilmq("top", "--json").json

@@ -130,6 +130,7 @@ def test_another_server_without_faults_keeps_its_promises() -> None:
         (("--endpoint", "azure:///account/", "--fifo"), "--fifo: not over azure"),
         (("--endpoint", "mns://a:s3cret@host/", "--dead-letters"), "--dead-letters: not over mns"),
         (("--endpoint", "veil://host/", "--clients", "0"), "--clients: expected at least 1, not 0"),
+        (("--endpoint", "veil://host/", "--minutes", "0"), "--minutes: expected more than 0"),
         (("--endpoint", "veil://host/", "--log", "none/log"), "--log: none/log: No such file or directory"),
         (("--check", "none"), "--check: none: No such file or directory"),
         (("--check", "none", "--dead-letters"), "--dead-letters: --check drives nothing, leave it out"),
@@ -150,7 +151,7 @@ def test_a_log_knows_what_its_queues_promised(run: Run, tmp_path: Path) -> None:
     log.write_text(HISTORY + DRAIN)
     ended = run("verify", "--check", str(log))
     assert ended.code == 1
-    assert "1 violations (acknowledged message lost: 1)" in ended.out
+    assert "1 violation (acknowledged message lost: 1)" in ended.out
     log.write_text(HISTORY.replace("jobs", "\\q", 1))
     assert "line 1 of the log" in run("verify", "--check", str(log)).err
     log.write_text("not a log")

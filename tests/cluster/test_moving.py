@@ -152,7 +152,7 @@ def test_a_restore_to_an_instant_and_its_words(empty: Cluster, run: Run, tmp_pat
     begun = ("restore", "new", "--from", empty.pair.dsn)
     ended = run(*begun, "--to", text)
     assert ended.code == 0
-    assert "1 messages and 1 leases in 1 queues" in ended.out
+    assert "1 message and 1 lease in 1 queue" in ended.out
     assert f"the next record is of {instant(stage.now)}" in ended.out
     assert "receipt handles from before are void" in ended.out
     stage.store.close()

@@ -7,6 +7,7 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
+from veilmq.engine.directory import archive_at
 from veilmq.model.instant import Instant
 from veilmq.store.archive import (
     PART_BYTES,
@@ -82,6 +83,9 @@ def test_a_place_that_cannot_be_used_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(PlaceFailed, match="file"):
         place_at(str(tmp_path / "file")).write("a", b"")
+    mistyped = tmp_path / "mistyped" / "archive"
+    with pytest.raises(PlaceUnusable, match=f"because {mistyped.parent} is not there"):
+        archive_at(str(mistyped), tmp_path, keep_us=1, every_s=1, wall=Instant(0))
 
 
 def test_a_place_that_needs_more_than_a_url_is_refused_and_no_text_has_its_password(

@@ -132,13 +132,15 @@ class Report(msgspec.Struct):
         self.counts.update(other.counts)
 
     def __str__(self) -> str:
-        head = f"{self.operations} operations on {self.messages} messages"
+        head = f"{_counted(self.operations, 'operation')} on {_counted(self.messages, 'message')}"
         if self.not_yet_seen:
             head += f", {self.not_yet_seen} of them acknowledged and not yet seen"
         if self.clean:
             return f"{head}: no violation"
         counted = ", ".join(f"{rule.value}: {count}" for rule, count in self.counts.items())
-        return "\n\n".join([f"{head}: {self.counts.total()} violations ({counted})", *map(str, self.violations)])
+        return "\n\n".join(
+            [f"{head}: {_counted(self.counts.total(), 'violation')} ({counted})", *map(str, self.violations)]
+        )
 
 
 def story(operations: Sequence[Operation], message: str) -> Iterator[str]:
@@ -151,6 +153,10 @@ def story(operations: Sequence[Operation], message: str) -> Iterator[str]:
         yield f"  {_time(each.invoked - start):>12}  {each.client} {_did(each, message)}: {_answer(each, start)}"
     if len(shown) < len(operations):
         yield f"  ... and {len(operations) - len(shown)} more operations"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def _time(us: int) -> str:

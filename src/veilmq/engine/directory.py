@@ -45,7 +45,9 @@ def open_directory(
 
 def archive_at(url: str, directory: Path, *, keep_us: int, every_s: float, wall: Instant) -> Archive:
     """What ships a data directory to a URL. Raises PlaceUnusable."""
-    return Archive(place_at(url), url, directory, backup.copy_exactly, keep_us=keep_us, every_s=every_s, wall=wall)
+    return Archive(
+        place_at(url, is_new=True), url, directory, backup.copy_exactly, keep_us=keep_us, every_s=every_s, wall=wall
+    )
 
 
 def open_follower(directory: Path, options: Options | None = None) -> Follower:

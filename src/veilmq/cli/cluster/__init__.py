@@ -12,7 +12,7 @@ import msgspec
 import typer
 
 from veilmq.cli.failures import Exit, Failure, check_directory
-from veilmq.cli.output import print_json
+from veilmq.cli.output import counted, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -96,7 +96,7 @@ def _try_place(url: str) -> None:
         advice = "Write it from the root on: each server would look below its own working directory."
         raise Failure(Exit.USAGE, f"--snapshots: {url} is a relative path", advice)
     try:
-        place = place_at(url)
+        place = place_at(url, is_new=True)
         place.write("veilmq-try", b"")
         place.remove("veilmq-try")
     except (PlaceUnusable, PlaceFailed) as error:
@@ -126,7 +126,9 @@ def _show(found: Status) -> None:
         print(f"export    to {found.moved}: no server of this cluster starts any more")
     print(f"owner     {owner}")
     print(f"lease     {found.lease_s:g} s, renewed {found.renewed_s:.1f} s ago")
-    print(f"log       {found.records} records, {found.segments} segments, {found.log_bytes} bytes")
+    print(
+        f"log       {counted(found.records, 'record')}, {counted(found.segments, 'segment')}, {found.log_bytes} bytes"
+    )
     print(f"snapshot  {_snapshot(found)}")
     for standby in found.standbys:
         print(f"standby   {standby.name}: {standby.sync}, {standby.state}, {standby.lag_s:.3f} s behind")
@@ -295,7 +297,7 @@ def _said(server: Registered, found: Status) -> str:
     else:
         states = ["not running"] * (not server.is_running) + ["drained"] * server.drained
         behind = max(0, found.records - server.record)
-        part = f"{', '.join(states) or 'follower'}, {behind} records behind"
+        part = f"{', '.join(states) or 'follower'}, {counted(behind, 'record')} behind"
     formats = f"{server.oldest} to {server.newest}" if server.oldest < server.newest else f"{server.newest}"
     where = f"{server.address or 'starting'}, release {server.release}, formats {formats}"
     return f"{part}, {where}, seen {server.seen_s:.1f} s ago"

@@ -21,7 +21,7 @@ import msgspec
 from veilmq.cli.access import AS_SERVER
 from veilmq.cli.access.http import HttpAccess
 from veilmq.cli.failures import MEMBER_FILE, Exit, Failure, advice_on, check_directory, foreign
-from veilmq.cli.output import bar
+from veilmq.cli.output import bar, counted
 from veilmq.model.instant import SECOND_US
 from veilmq.store import Options
 from veilmq.store.directory import (
@@ -151,12 +151,13 @@ def _say_checked(report: Report, data: Path | None, *, as_json: bool) -> Exit:
 
 def _shown(report: Report, data: Path | None) -> str:
     """data: the directory, if it is here."""
-    counted = (
-        f"{report.queues} queues, {report.messages} messages ({report.body_bytes} bytes), {report.leases} leases, "
-        f"{report.events} events from offset {report.history_first_offset} on"
+    found = (
+        f"{counted(report.queues, 'queue')}, {counted(report.messages, 'message')} ({report.body_bytes} bytes), "
+        f"{counted(report.leases, 'lease')}, {counted(report.events, 'event')} from offset "
+        f"{report.history_first_offset} on"
     )
     lines = [
-        counted if report.books != _UNREAD or report.queues else "what is in it could not be counted",
+        found if report.books != _UNREAD or report.queues else "what is in it could not be counted",
         f"sent = live + deleted + expired + purged + set apart + moved: {report.books}",
     ]
     if not report.page_checksums:
@@ -247,7 +248,7 @@ def _shown_repair(report: "Repair", data: Path) -> str:
     lines = [f"found: {each}" for each in report.found]
     lines += [_shown_queue(each) for each in report.queues]
     total = sum(each.visible + each.delayed + each.in_flight for each in report.queues)
-    lines.append(f"{total} messages in {len(report.queues)} queues are in {report.directory}")
+    lines.append(f"{counted(total, 'message')} in {counted(len(report.queues), 'queue')} are in {report.directory}")
     lines += [_shown_missing(each) for each in report.missing]
     if more := report.missing_count - len(report.missing):
         lines.append(f"and {more} more are missing for certain")

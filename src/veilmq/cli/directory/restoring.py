@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from veilmq.cli.failures import Exit, Failure, check_directory
-from veilmq.cli.output import bar, instant
+from veilmq.cli.output import bar, counted, instant
 from veilmq.engine.directory import open_follower, renew
 from veilmq.model.errors import StoreError
 from veilmq.model.instant import MINUTE_US, Instant, from_text
@@ -129,7 +129,7 @@ def _restored(restored: Restored, report: Report, destination: Path, is_ahead: b
     lines = [f"restored the state of {instant(restored.clock)}"]
     if restored.lsn:
         begun = f"the snapshot of record {restored.snapshot}" if restored.snapshot else "nothing"
-        lines[0] += f", record {restored.lsn}: {restored.records} records after {begun}"
+        lines[0] += f", record {restored.lsn}: {counted(restored.records, 'record')} after {begun}"
         if restored.goes_on is not None:
             lines.append(f"the next record is of {instant(restored.goes_on)}")
         elif not restored.damaged:  # behind damage there may be more
@@ -138,7 +138,8 @@ def _restored(restored: Restored, report: Report, destination: Path, is_ahead: b
     if is_ahead:
         why = "that is still to come: the server's clock was ahead"
         lines.append(f"{why}. If its directory was put back to an earlier copy since then: --to '{instant(wall())}'")
-    lines.append(f"{report.messages} messages and {report.leases} leases in {report.queues} queues")
+    held = f"{counted(report.messages, 'message')} and {counted(report.leases, 'lease')}"
+    lines.append(f"{held} in {counted(report.queues, 'queue')}")
     lines += [f"not in order: {each.kind}: {each.text}" for each in report.problems]
     lines.append("receipt handles from before are void, and the history has a new epoch")
     lines.append(f"serve it with: veilmq serve --data {destination}")

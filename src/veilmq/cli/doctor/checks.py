@@ -28,7 +28,7 @@ from veilmq.cli.access import AdminAccess, Target, open_access
 from veilmq.cli.access.direct import DirectAccess
 from veilmq.cli.doctor import Finding, Level
 from veilmq.cli.failures import MEMBER_FILE, check_directory, refuse_remains
-from veilmq.cli.output import duration, lease_change, lease_named, time_text
+from veilmq.cli.output import counted, duration, lease_change, lease_named, time_text
 from veilmq.client.adapters.connect import DEVELOPMENT_KEYS
 from veilmq.client.clock import SYSTEM
 from veilmq.model.instant import MINUTE_US, SECOND_US
@@ -359,7 +359,7 @@ def credentials(settings: Settings) -> Iterator[Finding]:
         yield Finding("credentials", Level.ERROR, f"{path} has no key: nobody gets in", fix)
     if not weak:
         keys = sum(len(account.keys) + len(account.azure_keys) for account in accounts)
-        yield Finding("credentials", Level.OK, f"{len(accounts)} accounts, {keys} keys")
+        yield Finding("credentials", Level.OK, f"{counted(len(accounts), 'account')}, {counted(keys, 'key')}")
 
 
 def _guessed_azure(account: Account) -> Iterator[str]:

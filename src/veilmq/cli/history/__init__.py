@@ -21,7 +21,7 @@ import typer
 
 from veilmq.cli.failures import Exit, Failure, Unreachable
 from veilmq.cli.options import OfGroup, OfType, Older, Queue, Receives, Text, filter_of, queue_names
-from veilmq.cli.output import instant, print_json, printable, tamed
+from veilmq.cli.output import counted, instant, print_json, printable, tamed
 from veilmq.cli.pipeline import export_events
 from veilmq.cli.remote import command_of
 
@@ -73,7 +73,7 @@ def list_messages(
 
         message_table(found)
     if is_stopped and len(found) < limit:
-        print(f"stopped after {looked_at} messages: --scan N looks at more", file=sys.stderr)
+        print(f"stopped after {counted(looked_at, 'message')}: --scan N looks at more", file=sys.stderr)
     elif is_cut and len(found) == limit:
         print(f"there may be more than these {limit}: --limit N lists more", file=sys.stderr)
     elif not found and not asked.as_json:
@@ -133,7 +133,7 @@ def _looked_up(
     if found is not None:
         where = ", ".join(sorted(queues))
         raise Failure(Exit.WRONG, f"message {given} is not in {queue}, and was not there", f"It is or was in {where}.")
-    among = "" if sends["complete"] else f" among the last {sends['scanned']} events"
+    among = "" if sends["complete"] else f" among the last {counted(sends['scanned'], 'event')}"
     raise Failure(Exit.WRONG, f"no message has the deduplication id {given}{among}")
 
 

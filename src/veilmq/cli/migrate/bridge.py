@@ -35,7 +35,7 @@ from veilmq.cli.access import Target, http_access
 from veilmq.cli.access.http import HttpAccess
 from veilmq.cli.failures import Exit, Failure, Missing, check_directory
 from veilmq.cli.options import confirm, seconds
-from veilmq.cli.output import bar, print_json, printable
+from veilmq.cli.output import bar, counted, print_json, printable
 from veilmq.client.adapters.cloud import is_here
 from veilmq.client.adapters.connect import Address, open_address, parse_url
 from veilmq.client.adapters.embedded import EmbeddedAccount
@@ -310,7 +310,7 @@ def _show_plan(
 
 def _counts(stats: Stats) -> str:
     if stats.in_flight is None:  # Azure does not tell them apart
-        return f"{stats.visible} messages"
+        return counted(stats.visible, "message")
     return f"{stats.visible} visible, {stats.in_flight} in flight, {stats.delayed or 0} delayed"
 
 

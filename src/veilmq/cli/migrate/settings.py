@@ -21,7 +21,7 @@ import msgspec
 
 from veilmq.cli.failures import Exit, Failure, closed_to_user
 from veilmq.cli.migrate.bridge import failing
-from veilmq.cli.output import printable, write_new
+from veilmq.cli.output import counted, printable, write_new
 from veilmq.client.adapters.connect import SCHEMES, connect_account, parse_url
 from veilmq.client.bridge.carrying import time_to_live
 from veilmq.client.clock import SYSTEM
@@ -388,7 +388,7 @@ def _print(found: Sequence[Found], into: Path | None) -> None:
         write_new(into, lines)
     except OSError as error:
         raise Failure(Exit.USAGE, f"--into: {into}: {error.strerror}") from None
-    print(f"wrote {len(found)} queues to {into}: veilmq serve --queues {into}")
+    print(f"wrote {counted(len(found), 'queue')} to {into}: veilmq serve --queues {into}")
 
 
 def _toml(found: Found) -> Iterator[str]:
@@ -426,7 +426,7 @@ class _Done:
     def text(self, queues: int, *, with_messages: bool) -> str:
         """For people."""
         refused = f", refused {self.refused}" if self.refused else ""
-        sent = f", sent {self.sent} messages{refused}" if with_messages else ""
+        sent = f", sent {counted(self.sent, 'message')}{refused}" if with_messages else ""
         return f"created {self.created} of {queues} queues{sent}"
 
 
@@ -483,6 +483,8 @@ def _send(queue: Queue, found: Found, done: _Done) -> None:
             break
     done.refused += reasons.total()
     for reason, count in reasons.most_common(_REASONS_MAX):
-        print(f"refused: queue {printable(found.name)}: {count} messages: {printable(reason)}", file=sys.stderr)
+        print(
+            f"refused: queue {printable(found.name)}: {counted(count, 'message')}: {printable(reason)}", file=sys.stderr
+        )
     if lost is not None:
         raise lost

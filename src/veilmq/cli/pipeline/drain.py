@@ -15,6 +15,7 @@ import msgspec
 
 from veilmq.cli.failures import Exit, Failure, advice_on
 from veilmq.cli.options import seconds
+from veilmq.cli.output import counted
 from veilmq.cli.pipeline import Where
 from veilmq.cli.pipeline.session import hush, make_place, place_of, print_json, reported, started
 from veilmq.client.adapters.connect import connect, connect_account
@@ -62,7 +63,8 @@ def archive(
         if as_json:
             print_json({name: getattr(done, name) for name in done.__struct_fields__})
         else:
-            print(f"archived {done.messages} messages in {done.seconds:.1f} s, {done.bad_records} bad records")
+            bad = counted(done.bad_records, "bad record")
+            print(f"archived {counted(done.messages, 'message')} in {done.seconds:.1f} s, {bad}")
 
 
 def _place(out: Path, kind: str) -> Any:
@@ -106,7 +108,7 @@ def replay(
         if as_json:
             print_json({"messages": sent})
         else:
-            print(f"sent {sent} messages")
+            print(f"sent {counted(sent, 'message')}")
 
 
 def check(table: str, storage: Path | None, *, as_json: bool) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from veilmq.cli.failures import Exit, Failure
 from veilmq.cli.options import seconds
-from veilmq.cli.output import bar
+from veilmq.cli.output import bar, counted
 from veilmq.cli.pipeline import Asked
 from veilmq.cli.pipeline.drain import stream_of, written
 from veilmq.cli.pipeline.session import (
@@ -295,7 +295,7 @@ def export(
     if as_json:
         print_json({"from": first, "until": stop, "events": stop - first})
     else:
-        print(f"exported {stop - first} events, offsets {first} to {stop}")
+        print(f"exported {counted(stop - first, 'event')}, offsets {first} to {stop}")
 
 
 def _write_analysis(asked: Asked, spark: "SparkSession", found: "Analysis", names: tuple[str, ...]) -> None:

@@ -104,10 +104,10 @@ def send(
             what = "failure" if isinstance(end, Failure) else "interrupt"
             is_unsure = under_way and isinstance(end, KeyboardInterrupt | Unreachable)
             unsure = f", and perhaps the next {under_way}" if is_unsure else ""
-            print(f"sent {count - refused} messages before the {what}{unsure}", file=sys.stderr)
+            print(f"sent {counted(count - refused, 'message')} before the {what}{unsure}", file=sys.stderr)
         raise
     if lines and not asked.as_json:
-        print(f"sent {count - refused} messages")
+        print(f"sent {counted(count - refused, 'message')}")
     if refused:
         raise Failure(Exit.WRONG, f"{refused} of {count} messages were refused")
 
@@ -320,7 +320,7 @@ def export_quarantined(
             count = write_new(to, map(in_json, found))
         except OSError as error:
             raise Failure(Exit.USAGE, f"--to {to}: {error.strerror}") from None
-    print(f"exported {count} messages" + ("" if to is None else f" to {to}"), file=sys.stderr)
+    print(f"exported {counted(count, 'message')}" + ("" if to is None else f" to {to}"), file=sys.stderr)
 
 
 def drop_quarantined(
@@ -354,7 +354,7 @@ def drop_quarantined(
             elif "error" in each:
                 print(f"refused: {printable(each['message'])}", file=sys.stderr)
     if not asked.as_json:
-        print(f"dropped {len(ids) - refused} messages of {queue} from quarantine")
+        print(f"dropped {counted(len(ids) - refused, 'message')} of {queue} from quarantine")
     if refused:
         raise Failure(Exit.WRONG, f"{refused} of {len(ids)} messages were not in quarantine")
 

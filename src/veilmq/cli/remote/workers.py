@@ -20,7 +20,7 @@ import typer
 
 from veilmq.cli.failures import Exit, Failure
 from veilmq.cli.options import Everything, Prefix, Queue, duration_us, queue_names, seconds
-from veilmq.cli.output import LEFT_OUT, duration, fitted_columns, instant, print_json, printable, table
+from veilmq.cli.output import LEFT_OUT, counted, duration, fitted_columns, instant, print_json, printable, table
 from veilmq.model.instant import MINUTE_US
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def list_holders(
     else:
         print("nothing is in flight" + (" there" if client else ""), file=sys.stderr)
     if found["after"] is not None:
-        print(f"there may be more: this looked at {looked_at} messages", file=sys.stderr)
+        print(f"there may be more: this looked at {counted(looked_at, 'message')}", file=sys.stderr)
     waiters = found["waiters"]
     print(f"receives that wait: {waiters['count']}")
     for each in waiters["clients"]:
@@ -325,9 +325,10 @@ def screen(found: Look, rows_max: int, room: int, error: str = "", *, folds: boo
     of_workers = min(len(workers), max(1, rows_max // 2))
     of_queues = max(1, rows_max - of_workers)
     counts = [sum(queue["counts"][name] for queue in found.queues) for name in ("visible", "in_flight", "delayed")]
+    queues_seen = counted(len(found.queues), "queue") if found.is_all else f"{len(found.queues)}+ queues"
     head = (
-        f"{instant(found.workers['at'])} UTC  {len(found.queues)}{'' if found.is_all else '+'} queues  "
-        f"{counts[0]} visible  {counts[1]} in flight  {counts[2]} delayed  {len(workers)} workers"
+        f"{instant(found.workers['at'])} UTC  {queues_seen}  "
+        f"{counts[0]} visible  {counts[1]} in flight  {counts[2]} delayed  {counted(len(workers), 'worker')}"
     )
     shown: list[RenderableType] = [Text(f"{head}  {printable(error)}".rstrip(), style="bold")]
     rows = [_queue_row(queue) for queue in found.queues[:of_queues]]

@@ -19,6 +19,7 @@ from veilmq.checking.log import Kind, LogInvalid, Outcome, decoded
 from veilmq.checking.report import Promises, Report, promises_in
 from veilmq.cli.failures import Exit, Failure
 from veilmq.cli.options import seconds
+from veilmq.cli.output import counted
 from veilmq.client.adapters.connect import parse_url
 from veilmq.client.clock import SYSTEM
 from veilmq.client.errors import TransportError
@@ -43,6 +44,8 @@ def verify(given: Mapping[str, Any]) -> Exit:
     if given["endpoint"] is None:
         raise Failure(Exit.USAGE, "--endpoint: which account? Give its URL, or a log with --check")
     given = {**given, **{name: usual for name, usual in _DRIVEN.items() if given[name] is None}}
+    if given["minutes"] == 0:
+        raise Failure(Exit.USAGE, "--minutes: expected more than 0, or nothing is driven or checked")
     for option, least in (("minutes", 0), ("clients", 1), ("rate", 0)):
         if not given[option] >= least:
             raise Failure(Exit.USAGE, f"--{option}: expected at least {least}, not {given[option]}")
@@ -186,7 +189,8 @@ def _print(run: Run, kills: Kills, took: float, *, as_json: bool) -> None:
         }
         print(msgspec.json.encode(shown | _judged(figures.report)).decode())
         return
-    print(f"seed {plan.seed}, {plan.clients} clients, {took:.0f} s, {figures.rounds} rounds, {kills.done} kills")
+    ended = ", ".join([counted(figures.rounds, "round"), counted(kills.done, "kill")])
+    print(f"seed {plan.seed}, {counted(plan.clients, 'client')}, {took:.0f} s, {ended}")
     print(f"{'':<8}{''.join(f'{word:>10}' for word in _WORDS.values())}")
     for kind in Kind:
         if counts := _of_kind(figures, kind):
@@ -196,9 +200,9 @@ def _print(run: Run, kills: Kills, took: float, *, as_json: bool) -> None:
         if said:
             print(f"{_WORDS[outcome]}: {', '.join(said)}")
     if kills.failed:
-        print(f"the command of --kill failed {kills.failed} times: {kills.last}")
+        print(f"the command of --kill failed {counted(kills.failed, 'time')}: {kills.last}")
     if figures.recreated:
-        print(f"the queue itself was gone {figures.recreated} times, and was made anew")
+        print(f"the queue itself was gone {counted(figures.recreated, 'time')}, and was made anew")
     if figures.undrained:
         print(f"the queue could not be drained, so nothing is known about loss: {figures.undrained}")
     print(figures.report)

@@ -93,11 +93,19 @@ def shown_url(url: str) -> str:
     return url if found is None else f"{found['before']}***@{url[found.end() :]}"
 
 
-def place_at(url: str) -> Place:
-    """A path, file:///path, s3://bucket/prefix or whatever else fsspec knows. Raises PlaceUnusable."""
+def place_at(url: str, *, is_new: bool = False) -> Place:
+    """A path, file:///path, s3://bucket/prefix or whatever else fsspec knows. Raises PlaceUnusable.
+
+    is_new: it will be written to. A folder may be missing, but not the one above it: that may be a mistyped path.
+    """
     scheme, mark, rest = url.partition("://")
     if not mark or scheme == "file":
-        return Folder(Path(rest if mark else url))
+        path = Path(rest if mark else url)
+        above = path.absolute().parent
+        if is_new and not above.exists():
+            reason = f"{above} is not there: check the path, or make it first: mkdir -p {above}"
+            raise PlaceUnusable(f"{path} is not made, because {reason}")
+        return Folder(path)
     try:
         import fsspec
         from fsspec.config import apply_config

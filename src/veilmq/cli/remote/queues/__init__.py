@@ -31,8 +31,6 @@ from veilmq.model.settings.queue import FIFO_SUFFIX
 
 if TYPE_CHECKING:
     from veilmq.cli.remote import Asked
-if TYPE_CHECKING:
-    from veilmq.cli.remote import Asked
 
 _RATE_MINUTES: Final = 5
 _RECEIVES_MAX: Final = 5
@@ -235,14 +233,14 @@ def remove(asked: "Asked", queue: Queue, yes: Yes = False) -> None:
     """Delete a queue with all its messages."""
     confirm(f"Delete {queue} with all its messages?", yes)
     shown = asked.run("remove", queue)
-    _show(asked, shown, f"deleted {queue}: {shown['count']} messages")
+    _show(asked, shown, f"deleted {queue}: {counted(shown['count'], 'message')}")
 
 
 def purge(asked: "Asked", queue: Queue, yes: Yes = False) -> None:
     """Delete all messages of a queue, those in flight too."""
     confirm(f"Delete all messages of {queue}?", yes)
     shown = asked.run("purge", queue)
-    _show(asked, shown, f"purged {queue}: {shown['count']} messages")
+    _show(asked, shown, f"purged {queue}: {counted(shown['count'], 'message')}")
 
 
 def _show(asked: "Asked", shown: Mapping[str, Any], said: str) -> None:

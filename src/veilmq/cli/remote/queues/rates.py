@@ -14,7 +14,7 @@ import typer
 
 from veilmq.cli.failures import Exit, Failure, Missing
 from veilmq.cli.options import Everything, Queue, duration_us
-from veilmq.cli.output import duration, in_json, instant, lease_change, lease_named, print_json, table
+from veilmq.cli.output import counted, duration, in_json, instant, lease_change, lease_named, print_json, table
 from veilmq.model.instant import from_text
 
 if TYPE_CHECKING:
@@ -146,7 +146,10 @@ def at(
     if found["after"] is not None:
         print("there are more messages: --limit", file=sys.stderr)
     if not found["complete"]:
-        print(f"this is not what you asked for: it stopped after {found['read']} events (--scan)", file=sys.stderr)
+        print(
+            f"this is not what you asked for: it stopped after {counted(found['read'], 'event')} (--scan)",
+            file=sys.stderr,
+        )
 
 
 def _when(option: str, text: str) -> int:
@@ -248,7 +251,7 @@ def timeout(
         print(f"to change it: {change}")
     if shown["messages"]:
         work = ", ".join(f"{name} {_between(each)}" for name, each in shown["work_us"].items())
-        print(f"work of {shown['messages']} messages since {instant(shown['since'])} UTC: {work}")
+        print(f"work of {counted(shown['messages'], 'message')} since {instant(shown['since'])} UTC: {work}")
     leases = shown["leases"]
     print(f"leases: {leases['ended']} ended, {leases['ran_out']} ran out, {leases['extended']} were extended")
     if shown["length_belongs_to_message"]:
