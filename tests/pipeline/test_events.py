@@ -28,7 +28,7 @@ from veilmq.pipeline.errors import (
     TokenRefused,
 )
 from veilmq.pipeline.events import COLUMNS, plain
-from veilmq.pipeline.events.export import export
+from veilmq.pipeline.events.export import export, unchanged
 from veilmq.pipeline.events.reading import ParquetHistory, ServerHistory
 from veilmq.pipeline.events.source import EventsStreamReader, Wanted
 from veilmq.pipeline.loop import Loop
@@ -300,6 +300,9 @@ class TestBadInput:
     def test_nothing_exported(self, tmp_path: Path) -> None:
         with pytest.raises(HistoryGap, match=r"holds no exported events. Write some: veilmq events export DIR"):
             ParquetHistory(str(tmp_path)).bounds()
+        (tmp_path / "veilmq.db").touch()
+        with pytest.raises(HistoryGap, match="is a data directory"), unchanged(str(tmp_path)):
+            pass
 
     def test_a_file_whose_labels_are_no_text(self, exported: Path, tmp_path: Path) -> None:
         copy = shutil.copytree(exported, tmp_path / "copy")

@@ -153,6 +153,12 @@ def test_events_are_printed_and_exported(
     ("arguments", "code", "said"),
     [
         (["pipeline", "timeouts", "--path", "nowhere"], 1, "holds no exported events"),
+        (
+            ["pipeline", "timeouts", "--path", "nowhere", "--master", "spork://x"],
+            2,
+            "'spork://x' is nothing where Spark",
+        ),
+        (["pipeline", "timeouts", "--path", "nowhere", "--master", "local[0]"], 2, "local[2] (so many threads)"),
         (["pipeline", "timeouts", "--server", "127.0.0.1:1"], 1, "http://127.0.0.1:1 cannot be reached"),
         (["pipeline", "timeouts", "--server", "http://h", "--path", "x"], 2, "exclude each other"),
         (["pipeline", "loop", "--path", "x"], 2, "a loop needs a place"),

@@ -56,6 +56,8 @@ _QUICK: Final = "-XX:TieredStopAtLevel=1"
 """Without the second compiler, which takes half of the CPU of Java's first minute."""
 _SHELLS: Final = (("spark.app.name", "pyspark-shell"), ("spark.ui.showConsoleProgress", "true"))
 """What Spark sets by itself for a Python that nobody submitted."""
+_COUNT: Final = r"([1-9]\d*|\*)"
+_MASTER: Final = re.compile(rf"local(\[{_COUNT}(, *\d+)?\])?|local-cluster\[.+\]|spark://.+|yarn|k8s://.+")
 _CONNECT_PORT: Final = 15_002
 _CONNECT_SECONDS: Final = 10.0
 OLDEST: Final = 17
@@ -81,11 +83,11 @@ def session(
     is_short: the session has little to do, so a Java that this starts leaves out what pays off after minutes.
 
     Without both, it runs where `spark-submit` runs this script, or on the Spark Connect server in SPARK_REMOTE, or
-    locally. Raises OptionInvalid for both, and for a setting that only the server's start can make; Unready if Java or
-    a package is missing or does not fit, or if the remote server cannot be reached.
+    locally. Raises OptionInvalid for both, for a master of none of Spark's forms, and for a setting that only the
+    server's start can make; Unready if Java or a package is missing or does not fit, or if the remote server cannot be
+    reached.
     """
-    if master and remote:
-        raise OptionInvalid("master and remote exclude each other.", "Where shall Spark run?")
+    check_where(master, remote)
     check_packages()
     was_submitted = is_submitted()
     if master is None and not was_submitted:
@@ -97,6 +99,15 @@ def session(
             spark = _started(master, name, dict(settings or {}), is_submitted=was_submitted)
     register(spark)
     return spark
+
+
+def check_where(master: str | None, remote: str | None) -> None:
+    """Raises OptionInvalid for both, and for what Spark would refuse with a trace of Java."""
+    if master and remote:
+        raise OptionInvalid("master and remote exclude each other.", "Where shall Spark run?")
+    if master and not _MASTER.fullmatch(master):
+        forms = "local[2] (so many threads), local[*], spark://HOST:PORT, yarn or k8s://URL"
+        raise OptionInvalid(f"master={master!r} is nothing where Spark runs.", f"It takes {forms}.")
 
 
 def _started(master: str | None, name: str, settings: dict[str, str], *, is_submitted: bool) -> "SparkSession":

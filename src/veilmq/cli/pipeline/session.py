@@ -66,7 +66,10 @@ def session(
         from veilmq.pipeline.events.export import unchanged
         from veilmq.pipeline.events.source import load
         from veilmq.pipeline.places import place
+        from veilmq.pipeline.session import check_where
         from veilmq.pipeline.tables import check_format, check_replaced
+
+        check_where(asked.master, asked.remote)
 
         out = None if asked.out is None else place_of(asked.out)
         check_format(asked.format, out)

@@ -33,6 +33,7 @@ from veilmq.pipeline.events import ARROW_SCHEMA
 from veilmq.pipeline.events.reading import EPOCH, HOLES, KINDS_HELD, History, ParquetHistory, footer_of
 from veilmq.pipeline.places import ObjectPath, Place, alone, make, place, whole
 from veilmq.pipeline.places.delta import table_at
+from veilmq.store.directory import holds_database
 from veilmq.store.files import restore
 
 FILE_ROWS_MAX: Final = 1_000_000
@@ -123,8 +124,14 @@ def unchanged(directory: Place | str | None) -> Iterator[None]:
     """Exported events stay as they are while the body reads them: `tidy` waits for its end. Amid a `tidy`, waits.
 
     A shared flock on the directory. An object store has none, nor has a file system that locks no directory (NFS):
-    there a file may go while it is read. None: nothing to keep.
+    there a file may go while it is read. None: nothing to keep. Raises HistoryGap for a data directory: its server
+    holds that lock until it ends.
     """
+    if directory is not None and isinstance(at := place(directory), Path) and holds_database(at):
+        raise HistoryGap(
+            f"{at} is a data directory and holds no exported events.",
+            "Name DIR of `veilmq events export DIR`, or the server with --server.",
+        )
     file = None if directory is None else _opened(place(directory))
     try:
         if file is not None:
