@@ -288,7 +288,7 @@ def _sole_name(address: Address, queue: str | None) -> str:
         raise ParameterInvalid(parameter="queue", reason="the URL names one already")
     name = address.queue or queue
     if name is None:
-        reason = "names no queue: queue=NAME is missing" if address.kind == "embedded" else "names no queue"
+        reason = "names no queue: queue=NAME is missing" if address.kind == "embedded" else "names no queue at its end"
         raise ParameterInvalid(parameter="url", reason=reason)
     return name
 

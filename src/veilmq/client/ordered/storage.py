@@ -89,6 +89,8 @@ class LocalFile(OfProcess):
         except BlockingIOError:
             holder = os.pread(lock, 100, 0).decode(errors="replace").strip()
             os.close(lock)
+            if holder == f"pid {os.getpid()}":
+                holder += ", this process: each sender and each receiver needs a storage of its own"
             raise StorageHeld(storage=str(self), holder=holder or "another process") from None
         self._lock = lock
         self._pid = self._this()
@@ -374,7 +376,8 @@ def locked(storage: Storage, clock: Clock) -> LockedStorage:
     """The storage itself if it has a lock, else wrapped in a StateLock. Raises ParameterInvalid."""
     for method in ("load", "save"):
         if not callable(getattr(storage, method, None)):
-            raise ParameterInvalid(parameter="storage", reason=f"{type(storage).__name__} has no method {method}")
+            reason = f"{type(storage).__name__} has no method {method}: it takes a storage, such as LocalFile(path)"
+            raise ParameterInvalid(parameter="storage", reason=reason)
     if hasattr(storage, "acquire") and hasattr(storage, "release"):
         return cast(LockedStorage, storage)
     return StateLock(storage, clock=clock)

@@ -260,7 +260,8 @@ class ObjectStore:
 
         split = _URL.match(str(url))
         if split is None or "::" in url or not split[2].strip("/") or _DOTS.search(split[2]):
-            raise ParameterInvalid(parameter="url", reason="must be scheme://bucket/prefix, as in s3://bucket/large")
+            reason = "must be scheme://bucket/prefix, as in s3://bucket/large or file:///var/large"
+            raise ParameterInvalid(parameter="url", reason=reason)
         options = checks.mapping({} if options is None else options, "options")
         checks.at_least(attempts, "attempts", 1)
         checks.not_negative(pause, "pause")

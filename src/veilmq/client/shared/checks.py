@@ -187,7 +187,8 @@ def mapping(value: Any, parameter: str) -> Mapping[Any, Any]:
 def handle(value: Any) -> str:
     """A handle. Raises ReceiptInvalid if it is empty or not a str."""
     if not isinstance(value, str):
-        raise ReceiptInvalid(reason=f"it is no str but a {type(value).__name__}")
+        advice = ": give its `handle`" if isinstance(value, Received) else ""
+        raise ReceiptInvalid(reason=f"it is no str but a {type(value).__name__}{advice}")
     if not value:
         raise ReceiptInvalid(reason="it is empty")
     return str.__str__(value)
