@@ -185,7 +185,8 @@ def test_child_processes_and_poison(directory: Path, veilmq: Command) -> None:
 @for_each(
     ("arguments", "code", "said"),
     [
-        (["nomodule:handle"], 2, "No module named 'nomodule'"),
+        (["nomodule:handle"], 2, "No module named 'nomodule'\n  Modules are looked for in /"),
+        (["handlers.py:handle"], 2, "cannot be imported: name the module as `import` does, handlers:handle"),
         (["handlers:nothing"], 2, "'handlers:nothing' cannot be imported"),
         (["broken:handle"], 2, "'broken:handle' cannot be imported: SyntaxError: invalid syntax (broken.py, line 1)"),
         (["long:handle"], 2, "'long:handle' cannot be imported: RuntimeError: the first line\n  To see where: "),

@@ -10,7 +10,7 @@ from tests.client.worker_stage import WAIT_S, Gate, Stage
 
 from veilmq.client.errors import ServiceError, TransportError
 from veilmq.client.keeper import LeaseKeeper
-from veilmq.client.messages import Message, Received
+from veilmq.client.messages import Message, Received, Template
 from veilmq.client.queue import Queue
 from veilmq.client.worker import Backoff, Cause, Kind, Options, Reject, Retry, Worker, worker
 from veilmq.client.worker.options import complete
@@ -592,6 +592,9 @@ class TestParameters:
 
         with pytest.raises(ParameterInvalid, match="kind=async"):
             Worker(stage.queue, handler)
+        for wrong in (lambda: None, lambda job, more: None, Template):
+            with pytest.raises(ParameterInvalid, match="handler: is called with one argument"):
+                Worker(stage.queue, wrong)
 
     def test_so_is_a_keeper_that_would_lose_leases(self, stage: Stage) -> None:
         with pytest.raises(ParameterInvalid, match="visibility_timeout"):

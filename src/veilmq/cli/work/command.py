@@ -97,7 +97,9 @@ def handler_of(name: str) -> Callable[[Any], Any]:
     try:
         return resolve(name)
     except ParameterInvalid as error:
-        raise Failure(Exit.USAGE, error.reason) from None
+        is_missing = isinstance(error.__cause__, ModuleNotFoundError)
+        advice = f"Modules are looked for in {Path.cwd()} and on PYTHONPATH." if is_missing else ""
+        raise Failure(Exit.USAGE, error.reason, advice) from None
     except Exception as error:  # noqa: BLE001 the user's module may fail in any way
         advice = f"To see where: {sys.executable} -c 'import {name.partition(':')[0]}'"
         said = str(error).strip().partition("\n")[0]

@@ -256,5 +256,17 @@ def _check_handler(handler: Any, kind: str) -> None:
     if coroutine != (kind is Kind.ASYNC):
         reason = "is a coroutine function: kind=async runs it" if coroutine else "kind=async needs a coroutine function"
         raise ParameterInvalid(parameter="handler", reason=reason)
+    _check_arguments(handler)
     if kind is Kind.PROCESSES:
         reference(handler)
+
+
+def _check_arguments(handler: Any) -> None:
+    # Otherwise each message would fail until it is dead-lettered.
+    try:
+        inspect.signature(handler).bind(None)
+    except TypeError as error:
+        reason = f"is called with one argument, the job, or with batch=N the list of jobs: {error}"
+        raise ParameterInvalid(parameter="handler", reason=reason) from None
+    except ValueError:  # some of those that are written in C say nothing about their arguments
+        pass

@@ -90,6 +90,8 @@ def resolve(name: str) -> Callable[..., Any]:
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
         said = str(error).strip().partition("\n")[0]
+        if module.endswith(".py"):
+            said = f"name the module as `import` does, {module.removesuffix('.py')}:{path}"
         raise ParameterInvalid(parameter="handler", reason=f"{name!r} cannot be imported: {said}") from error
     found = getattr(found, "handler", found)
     if not callable(found):
