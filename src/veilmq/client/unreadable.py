@@ -98,8 +98,7 @@ def checked_policy(policy: Policy, inner: Queue) -> Policy:
     if not callable(policy):
         raise ParameterInvalid(parameter="unreadable", reason="must be DeadLetters(queue), keep, or a function")
     if isinstance(policy, DeadLetters) and policy.queue.name == inner.name and policy.queue.account is inner.account:
-        reason = "the dead letters would go back into the queue itself: name another queue, or `keep` them here"
-        raise ParameterInvalid(parameter="unreadable", reason=reason)
+        raise ParameterInvalid(parameter="unreadable", reason="DeadLetters need another queue; `keep` leaves them here")
     return policy
 
 

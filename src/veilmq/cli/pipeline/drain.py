@@ -63,8 +63,7 @@ def archive(
         if as_json:
             print_json({name: getattr(done, name) for name in done.__struct_fields__})
         else:
-            bad = counted(done.bad_records, "bad record")
-            print(f"archived {counted(done.messages, 'message')} in {done.seconds:.1f} s, {bad}")
+            print(f"archived {done.messages} messages in {done.seconds:.1f} s, {done.bad_records} bad records")
 
 
 def _place(out: Path, kind: str) -> Any:

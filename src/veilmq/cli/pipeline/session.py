@@ -59,8 +59,7 @@ def session(
     """A Spark session, a function that loads the events (of some kinds; None: all), and their range of offsets.
 
     The range is fixed at the start, because a server appends events meanwhile. hold: keep the server from trimming it,
-    and `tidy` from changing exported files.
-    Raises Failure.
+    and `tidy` from changing exported files. Raises Failure.
     """
     with reported(), ExitStack() as held:
         from veilmq.pipeline.events.export import unchanged
@@ -70,7 +69,6 @@ def session(
         from veilmq.pipeline.tables import check_format, check_replaced
 
         check_where(asked.master, asked.remote)
-
         out = None if asked.out is None else place_of(asked.out)
         check_format(asked.format, out)
         options = options_of(asked, environment)

@@ -23,10 +23,8 @@ _BODY_SHOWN: Final = 400
 _EVENT_HEADS: Final = ["offset", "at (UTC)", "event", "queue", "attempt", "lease", "held", "by", "why"]
 _HELD: Final = _EVENT_HEADS.index("held")
 _QUEUE_SPARE: Final = ["retention", "dead letters to", "timeout", "delayed", "oldest", "in flight"]
-"""Columns that a narrow terminal does without, the least needed first; so the next three."""
+"""Columns that a narrow terminal does without, the least needed first; so the next."""
 _EVENT_SPARE: Final = ["by", "held", "lease", "attempt", "why", "offset", "queue"]
-_RUN_SPARE: Final = ["offset", "queue", "lease", "attempt", "held"]
-_MESSAGE_SPARE: Final = ["bytes", "until (UTC)", "type", "receives", "group", "sent (UTC)"]
 
 
 class Run(NamedTuple):
@@ -152,7 +150,7 @@ def message_table(messages: Iterable[Mapping[str, Any]]) -> None:
     heads = ["message", "state", "sent (UTC)", "receives", "until (UTC)", "bytes", "group", "type", "waits for"]
     if not any(row[-1] for row in rows):
         heads, rows = heads[:-1], [row[:-1] for row in rows]
-    table(heads, rows, _MESSAGE_SPARE)
+    table(heads, rows, ["bytes", "until (UTC)", "type", "receives", "group", "sent (UTC)"])
 
 
 def event_table(events: Iterable[Mapping[str, Any]]) -> None:
@@ -172,7 +170,7 @@ def run_table(found: Iterable[Run]) -> None:
         held_us = run.events[-1]["held_us"]
         row[_HELD] = "" if held_us is None else duration(held_us)
         rows.append(row)
-    table(_EVENT_HEADS, rows, _RUN_SPARE)
+    table(_EVENT_HEADS, rows, ["offset", "queue", "lease", "attempt", "held"])
 
 
 def _event_row(event: Mapping[str, Any], kind: str) -> list[object]:

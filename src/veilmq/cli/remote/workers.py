@@ -325,9 +325,8 @@ def screen(found: Look, rows_max: int, room: int, error: str = "", *, folds: boo
     of_workers = min(len(workers), max(1, rows_max // 2))
     of_queues = max(1, rows_max - of_workers)
     counts = [sum(queue["counts"][name] for queue in found.queues) for name in ("visible", "in_flight", "delayed")]
-    queues_seen = counted(len(found.queues), "queue") if found.is_all else f"{len(found.queues)}+ queues"
     head = (
-        f"{instant(found.workers['at'])} UTC  {queues_seen}  "
+        f"{instant(found.workers['at'])} UTC  {'' if found.is_all else 'first '}{counted(len(found.queues), 'queue')}  "
         f"{counts[0]} visible  {counts[1]} in flight  {counts[2]} delayed  {counted(len(workers), 'worker')}"
     )
     shown: list[RenderableType] = [Text(f"{head}  {printable(error)}".rstrip(), style="bold")]
