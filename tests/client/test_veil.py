@@ -154,6 +154,8 @@ def test_a_whole_life(account: VeilAccount, name: str) -> None:
         queue.delete(again.handle)
     with pytest.raises(ReceiptInvalid):
         queue.delete("no-handle")
+    with pytest.raises(ReceiptInvalid, match="give its `handle`"):
+        queue.delete(again)  # type: ignore[arg-type]
 
 
 def test_the_most_urgent_first(account: VeilAccount, name: str) -> None:
