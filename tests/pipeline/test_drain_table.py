@@ -36,6 +36,12 @@ def test_messages_stay_in_the_queue_if_the_table_is_another_query_s(spark: Any, 
         assert left(queue) == 1
         drain(spark, stage.url(), f"parquet:{table}", stage.directory / "d")
         assert (left(queue), spark.read.parquet(str(table)).count()) == (0, 3)
+        # Somebody moves the table: Spark would write the next batch into a new one, and could not read that.
+        table.rename(stage.directory / "elsewhere")
+        send(queue, ["4"])
+        with pytest.raises(TableForeign, match="does not have batch 1 of this query: the table was removed"):
+            drain(spark, stage.url(), f"parquet:{table}", stage.directory / "d")
+        assert (left(queue), table.exists()) == (1, False)
 
 
 @pytest.mark.slow
@@ -115,6 +121,12 @@ def test_a_query_goes_on_with_its_own_table(tmp_path: Path) -> None:
             check_table("parquet", str(table), each)
     # Whoever can look there does so later.
     check_table("parquet", str(table), f"s3a:/{checkpoint}")
+    log(checkpoint / "commits", "10", ".10.crc")
+    (checkpoint / "offsets" / "10").touch()
+    check_table("parquet", str(table), checkpoint)
+    (table / "_spark_metadata" / "10").unlink()
+    with pytest.raises(TableForeign, match="does not have batch 10 of this query"):
+        check_table("parquet", str(table), checkpoint)
 
 
 def test_what_was_killed_amid_its_first_batch_begins_again(tmp_path: Path) -> None:

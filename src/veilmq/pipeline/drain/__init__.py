@@ -258,15 +258,28 @@ def check_table(kind: str, path: str, checkpoint: Path | str, spark: "SparkSessi
     if kind == "delta" and log.is_dir():
         raise TableForeign(f"{path} is a Parquet table.", "Drain with that format, or into another place.")
     has, files = _last(log), not is_delta and any(any(table.glob(each)) for each in _FILES)
+    if kind == "parquet":
+        _check_complete(path, has, _reached(checkpoint, spark, "commits"))
     if has == _NONE and not files:
         return
-    reached = _reached(checkpoint, spark)
+    reached = _reached(checkpoint, spark, "offsets")
     if reached is None:
         return
     is_strange = reached == _NONE and files
     if has > reached or is_strange:
         mend = "Bring its checkpoint back, or name an empty place: Spark would take new batches for those that it has."
         raise TableForeign(f"{path} holds rows of another query.", mend if has > reached else "Name an empty place.")
+
+
+def _check_complete(path: str, has: int, written: int | None) -> None:
+    """Raises TableForeign unless the table of a Parquet sink has the last batch that its query wrote.
+
+    Spark would go on with an empty table, and then read none of it, because the log of its first batches is missing.
+    """
+    if written is not None and written > has:
+        wrong = f"{path} does not have batch {written} of this query: the table was removed or replaced."
+        mend = "Bring it back, or start again with a new table, checkpoint and directory."
+        raise TableForeign(wrong, mend)
 
 
 def _last(log: Path) -> int:
@@ -276,18 +289,18 @@ def _last(log: Path) -> int:
     return max((int(each.stem) for each in log.iterdir() if each.stem.isdigit()), default=_NONE)
 
 
-def _reached(checkpoint: Path | str, spark: "SparkSession | None") -> int | None:
-    """The number of the last batch that a query logged in its checkpoint; None: nobody can look."""
+def _reached(checkpoint: Path | str, spark: "SparkSession | None", log: str) -> int | None:
+    """The number of the last batch in one of the logs of a query's checkpoint; None: nobody can look."""
     there = here(checkpoint)
     if there is not None:
-        return _last(there / "offsets")
+        return _last(there / log)
     if spark is None:
         return None
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
 
     try:
-        found = spark.read.format("binaryFile").load(f"{str(checkpoint).rstrip('/')}/offsets").select("path").collect()
+        found = spark.read.format("binaryFile").load(f"{str(checkpoint).rstrip('/')}/{log}").select("path").collect()
     except (PySparkException, Py4JError) as error:
         if isinstance(error, PySparkException) and error.getCondition() == "PATH_NOT_FOUND":
             return _NONE
