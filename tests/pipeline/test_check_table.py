@@ -158,8 +158,14 @@ def test_what_is_no_table_is_refused(tmp_path: Path, table: Path) -> None:
     with pytest.raises(OptionInvalid, match=r"holds no table with a log\. Of an archive that is .*/messages\."):
         found(tmp_path)
     (table / "_delta_log" / f"{1:020}.json").write_text("{")
-    with pytest.raises(SourceUnreachable, match="cannot be read"):
+    with pytest.raises(SourceUnreachable, match=r"cannot be read: .*object\.$") as damaged:
         found(table)
+    assert "\n" not in str(damaged.value)
+    # deltalake draws the causes below each other, in colour.
+    storage = {"aws_access_key_id": "x", "aws_secret_access_key": "y", "max_retries": "0"}
+    storage |= {"aws_region": "eu-west-1", "aws_endpoint_url": "http://127.0.0.1:1", "aws_allow_http": "true"}
+    with pytest.raises(SourceUnreachable, match=r"cannot be read: [^\n]*: Connection refused \(os error 111\)\.$"):
+        check("s3://bucket/orders", storage, now=0)
 
 
 class TestTheCommand:

@@ -135,6 +135,8 @@ def drain(
     progress = str(home / "checkpoint" if checkpoint is None else checkpoint)
     given = source_options(options) | {"url": url, "directory": str(home / "manifests")}
     read = read_options(given)
+    with closing(opened(read, SYSTEM)):
+        pass  # a wrong URL is a sentence here, and in Spark a page of Java's trace
     register(spark)
     make(home)
     with alone(home, "lock", DirectoryTaken, "Another drain"):

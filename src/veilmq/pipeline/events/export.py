@@ -32,7 +32,7 @@ from veilmq.pipeline.errors import HistoryGap, OptionInvalid, PipelineError, Sou
 from veilmq.pipeline.events import ARROW_SCHEMA
 from veilmq.pipeline.events.reading import EPOCH, HOLES, KINDS_HELD, History, ParquetHistory, footer_of
 from veilmq.pipeline.places import ObjectPath, Place, alone, make, place, whole
-from veilmq.pipeline.places.delta import table_at
+from veilmq.pipeline.places.delta import reason_of, table_at
 from veilmq.store.directory import holds_database
 from veilmq.store.files import restore
 
@@ -300,7 +300,8 @@ def _table(directory: Place) -> Any:
     try:
         return table_at(str(directory))
     except (DeltaError, OSError) as error:
-        raise SourceUnreachable(f"The table {directory} cannot be read: {error}.", "Run it again.") from error
+        wrong = f"The table {directory} cannot be read: {reason_of(error)}."
+        raise SourceUnreachable(wrong, "Run it again.") from error
 
 
 def stats_of(path: Place) -> tuple[int, dict[str, Any]]:

@@ -45,6 +45,8 @@ _NO_VALUE: Final = "__HIVE_DEFAULT_PARTITION__"
 """How a directory's name tells null."""
 _UNTAKEN: Final = re.compile(r"[\x00-\x1f\x7f\[\]^|\\]|%[0-9A-Fa-f]{2}")
 """What deltalake does not take in a local path, which it makes a URL of."""
+_CAUSE: Final = re.compile(r"\s*\n\s*(?:\x1b\[\d+m)?↳(?:\x1b\[0m)?\s*")
+_TRACE: Final = re.compile(r"\n\s+0: .*", re.DOTALL)
 _ROWS_READ: Final = 1_000
 """Rows may be large bodies."""
 _PATH: Final = "path of the file"
@@ -77,6 +79,11 @@ def table_at(path: Path | str, storage: dict[str, str] | None = None) -> Any:
 
     storage = storage_of(str(path), storage)
     return DeltaTable(path, storage_options=storage) if DeltaTable.is_deltatable(path, storage) else None
+
+
+def reason_of(error: BaseException) -> str:
+    """deltalake's error in one line. It draws causes below each other, in colour, and may append a trace of Rust."""
+    return _CAUSE.sub(": ", _TRACE.sub("", str(error))).strip()
 
 
 def check_named(path: Path | str) -> None:
@@ -379,4 +386,5 @@ def _table(url: str) -> Any:
     try:
         return DeltaTable(url, storage_options=storage_of(url))
     except (DeltaError, OSError, ValueError) as error:
-        raise OptionInvalid(f"{url} holds no table that can be read: {error}.", "Name a Delta table.") from None
+        wrong = f"{url} holds no table that can be read: {reason_of(error)}."
+        raise OptionInvalid(wrong, "Name a Delta table.") from None

@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.fs
 
 from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable
-from veilmq.pipeline.places.delta import storage_of
+from veilmq.pipeline.places.delta import reason_of, storage_of
 
 _LOG: Final = "_delta_log"
 _ENTRY: Final = re.compile(r"_delta_log/(\d{20})\.json\Z")
@@ -104,7 +104,7 @@ def check(table: Path | str, storage: dict[str, str] | None = None, *, now: floa
         if local is not None and (local / _STREAM_LOG).is_dir():
             return _check_stream(local)
     except (DeltaError, OSError, ValueError, pa.ArrowException) as error:
-        raise SourceUnreachable(f"The table {place} cannot be read: {error}.", "") from error
+        raise SourceUnreachable(f"The table {place} cannot be read: {reason_of(error)}.", "") from error
     raise OptionInvalid(f"{place} holds no table with a log.", _mend(local))
 
 

@@ -40,6 +40,7 @@ from veilmq.pipeline.places.delta import (
     ARROWS_OWN,
     check_partitions,
     files_of,
+    reason_of,
     storage_of,
     table_at,
     write_part,
@@ -74,6 +75,7 @@ _TRIES: Final = 4
 """Of a commit that conflicts with another query's: two that make a table at the same moment both write its columns."""
 _ELEMENT: Final = "element"
 _VALUE: Final = "value"
+_MEND_COLUMNS: Final = "Change the rows' columns, or write another table."
 _MEND: Final = "Write another table, or with foreachBatch and what sees to that."
 
 
@@ -135,7 +137,7 @@ def add_files(
                 continue
             if isinstance(error, DeltaError):
                 raise DeltaRefused(
-                    f"The table {path} refuses batch {batch}: {error}.", "Do its columns fit?"
+                    f"The table {path} refuses batch {batch}: {reason_of(error)}.", "Do its columns fit?"
                 ) from error
             if isinstance(error, OSError):
                 raise _unreachable(path, batch, error) from error
@@ -222,13 +224,14 @@ def _local(path: str) -> Path | None:
 
 
 def _unreachable(path: str, batch: int, error: Exception) -> SourceUnreachable:
-    wrong = f"The table {path} cannot be reached, and may have batch {batch} or not: {error}."
+    wrong = f"The table {path} cannot be reached, and may have batch {batch} or not: {reason_of(error)}."
     return SourceUnreachable(wrong, "Run the query again: it asks the table, and goes on.")
 
 
 def _unreadable(path: str, error: ValueError) -> "DeltaRefused":
     """As of a null in the log for a column that allows none."""
-    return DeltaRefused(f"The log of the table {path} cannot be read: {error}.", "An earlier version may be sound.")
+    wrong = f"The log of the table {path} cannot be read: {reason_of(error)}."
+    return DeltaRefused(wrong, "An earlier version may be sound.")
 
 
 def check_place(path: Path | str, schema: Any, partitions: Sequence[str] = ()) -> None:
@@ -382,10 +385,10 @@ def check_fits(table: Any, schema: Any, partitions: Sequence[str] = ()) -> None:
     ours = {field.name: field for field in Schema.from_arrow(schema).fields}
     for name, field in ours.items():
         if name not in there:
-            raise DeltaRefused(f"The table {path} has no column {name}.", f"It has {', '.join(there)}.")
+            raise DeltaRefused(f"The table {path} has no column {name}: it has {', '.join(there)}.", _MEND_COLUMNS)
         if _kind(field) != _kind(there[name]):
-            mend = f"It is {_said(there[name])}."
-            raise DeltaRefused(f"The column {name} of the table {path} is no {_said(field)}.", mend)
+            kinds = f"{_said(there[name])}, and that of these rows {_said(field)}"
+            raise DeltaRefused(f"The column {name} of the table {path} is {kinds}.", _MEND_COLUMNS)
     needed = [name for name, field in there.items() if name not in ours and not field.nullable]
     if needed:
         raise DeltaRefused(f"The table {path} needs a column {needed[0]}.", "")
