@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 PLACED_SCHEMA: Final = (
     "account string, region string, queue string, type string, bucket int, seconds double, finished double,"
-    " censored double, crashes_per_second double, law double, reach_s double"
+    " censored double, low double, high double, law double, reach_s double"
 )
 CURVE_SCHEMA: Final = (
     "account string, region string, queue string, type string, bucket int, seconds double, finished double,"
@@ -37,7 +37,7 @@ QUANTILES_SCHEMA: Final = (
 
 def survival(leases: "DataFrame") -> "DataFrame":
     """One row per bucket, queue and type: seconds (upper bound), finished, censored, at_risk, alive (the share
-    that takes longer), low and high (its 95 % interval, Greenwood), law (the fitted law's share), within_reach."""
+    that takes longer), low and high (95 % sure: `Curve.between`), law (the fitted law's share), within_reach."""
     return curve(histogram(leases))
 
 
@@ -51,23 +51,15 @@ def curve(cells: "DataFrame") -> "DataFrame":
     so_far = Window.partitionBy(*GROUP).orderBy("bucket").rowsBetween(Window.unboundedPreceding, 0)
     at_risk = F.sum(F.col("finished") + F.col("censored")).over(onwards)
     exposed = F.greatest(F.col("at_risk") - F.col("censored") / 2, F.col("finished"))
-    left = F.greatest(F.col("exposed") - F.col("finished"), F.lit(1e-9))
     hazard = F.when(F.col("exposed") > 0, F.col("finished") / F.col("exposed")).otherwise(0.0)
-    greenwood = F.when((F.col("finished") > 0) & (left > 0.5), F.col("finished") / (F.col("exposed") * left)).otherwise(
-        0.0
-    )
     found = (
         placed.withColumn("at_risk", at_risk)
         .withColumn("exposed", exposed)
         .withColumn("alive", F.exp(F.sum(F.log(F.greatest(1 - hazard, F.lit(1e-300)))).over(so_far)))
-        .withColumn("error", F.sqrt(F.sum(greenwood).over(so_far)) * F.col("alive"))
     )
     return found.select(
         *GROUP,
-        *("bucket", "seconds", "finished", "censored", "at_risk", "alive"),
-        F.greatest(F.lit(0.0), F.col("alive") - 1.96 * F.col("error")).alias("low"),
-        F.least(F.lit(1.0), F.col("alive") + 1.96 * F.col("error")).alias("high"),
-        "law",
+        *("bucket", "seconds", "finished", "censored", "at_risk", "alive", "low", "high", "law"),
         (F.col("seconds") <= F.col("reach_s")).alias("within_reach"),
     )
 
@@ -94,6 +86,7 @@ def _placed(rows: Any) -> Any:
     found = Curve(sample_of(rows))
     seen = np.flatnonzero(found.done + found.cut > 0)
     bucket = np.arange(seen[0], seen[-1] + 1) if len(seen) else np.arange(0)
+    low, high = (each[bucket] for each in found.between)
     law = np.full(len(bucket), np.nan) if found.law is None else found.law.alive()[bucket]
     return pd.DataFrame(
         names_of(rows)
@@ -102,7 +95,8 @@ def _placed(rows: Any) -> Any:
             "seconds": BOUNDS[bucket],
             "finished": found.done[bucket],
             "censored": found.cut[bucket],
-            "crashes_per_second": found.sample.crashes_per_second,
+            "low": low,
+            "high": high,
             "law": law,
             "reach_s": found.reach_s,
         }

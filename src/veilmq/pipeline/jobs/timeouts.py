@@ -397,14 +397,14 @@ def _curve(rows: Any, given: "Costs | None") -> Any:
     place = place[(BOUNDS[place] >= TIMEOUT_SHORTEST_S) & (BOUNDS[place] <= max(last, 2 * TIMEOUT_SHORTEST_S))]
     at = BOUNDS[place]
     price = timeout_price(alive, costs.crashes_per_second, at)
-    error = 1.96 * curve.error[place]
+    low, high = (each[place] for each in curve.between)
     return pd.DataFrame(
         names_of(rows)
         | {
             "timeout_s": at,
             "redelivered": alive[place],
-            "low": np.clip(alive[place] - error, 0, 1),
-            "high": np.clip(alive[place] + error, 0, 1),
+            "low": np.where(at <= curve.reach_s, np.minimum(low, alive[place]), 0.0),
+            "high": np.maximum(high, alive[place]),
             "recovery_s": price.recovery_s / crash_share(curve.ended(), costs.crashes_per_second),
             "cost": price.cost(costs),
             "within_reach": at <= curve.reach_s,

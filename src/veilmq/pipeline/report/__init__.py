@@ -220,7 +220,7 @@ def page(found: Analysis, *, source: str, offsets: tuple[int, int], now: float, 
     attempts = float(timeouts.attempts.sum()) if len(timeouts) else 0.0
     body = [
         "<h1>How long should a lease be?</h1>",
-        f"<p>{attempts:,.0f} leases of {len(timeouts)} queues and message types, from {offsets[1] - offsets[0]:,} "
+        f"<p>{attempts:,.0f} messages of {len(timeouts)} queues and message types, from {offsets[1] - offsets[0]:,} "
         f"events of {escape(source)}. {when}.</p>",
         f"<p>Left out, for they were deleted: {escape(', '.join(left_out))}.</p>" if left_out else "",
         _cards(timeouts),
