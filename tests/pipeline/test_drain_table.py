@@ -39,7 +39,7 @@ def test_messages_stay_in_the_queue_if_the_table_is_another_query_s(spark: Any, 
         # Somebody moves the table: Spark would write the next batch into a new one, and could not read that.
         table.rename(stage.directory / "elsewhere")
         send(queue, ["4"])
-        with pytest.raises(TableForeign, match="does not have batch 1 of this query: the table was removed"):
+        with pytest.raises(TableForeign, match="lacks batch 1 of this query: it was removed"):
             drain(spark, stage.url(), f"parquet:{table}", stage.directory / "d")
         assert (left(queue), table.exists()) == (1, False)
 
@@ -125,7 +125,7 @@ def test_a_query_goes_on_with_its_own_table(tmp_path: Path) -> None:
     (checkpoint / "offsets" / "10").touch()
     check_table("parquet", str(table), checkpoint)
     (table / "_spark_metadata" / "10").unlink()
-    with pytest.raises(TableForeign, match="does not have batch 10 of this query"):
+    with pytest.raises(TableForeign, match="lacks batch 10 of this query"):
         check_table("parquet", str(table), checkpoint)
 
 

@@ -135,8 +135,7 @@ def drain(
     progress = str(home / "checkpoint" if checkpoint is None else checkpoint)
     given = source_options(options) | {"url": url, "directory": str(home / "manifests")}
     read = read_options(given)
-    with closing(opened(read, SYSTEM)):
-        pass  # a wrong URL is a sentence here, and in Spark a page of Java's trace
+    opened(read, SYSTEM).close()  # a wrong URL is a sentence here, and in Spark a page of Java's trace
     register(spark)
     make(home)
     with alone(home, "lock", DirectoryTaken, "Another drain"):
@@ -274,14 +273,10 @@ def check_table(kind: str, path: str, checkpoint: Path | str, spark: "SparkSessi
 
 
 def _check_complete(path: str, has: int, written: int | None) -> None:
-    """Raises TableForeign unless the table of a Parquet sink has the last batch that its query wrote.
-
-    Spark would go on with an empty table, and then read none of it, because the log of its first batches is missing.
-    """
+    """Raises TableForeign unless a Parquet table has its query's last batch. Spark reads none that lacks the first."""
     if written is not None and written > has:
-        wrong = f"{path} does not have batch {written} of this query: the table was removed or replaced."
         mend = "Bring it back, or start again with a new table, checkpoint and directory."
-        raise TableForeign(wrong, mend)
+        raise TableForeign(f"{path} lacks batch {written} of this query: it was removed or replaced.", mend)
 
 
 def _last(log: Path) -> int:
