@@ -107,11 +107,9 @@ class TestBesideAServer:
         os.close(looking)
         copy = running.data.parent / "copy"
         with made(copy):
-            for _ in range(2):
-                text, fix = doctor("directory", "--data", str(copy))[1][0][1:]
-                assert text == f"pid {os.getpid()} writes a backup or a repair into {copy}"
-                assert fix == "Wait for it."
-                (copy / "veilmq.db.part").touch()
+            text, fix = doctor("directory", "--data", str(copy))[1][0][1:]
+            assert text == f"pid {os.getpid()} writes a backup or a repair into {copy}"
+            assert fix == "Wait for it."
 
     def test_it_names_a_queue_that_no_protocol_can_name(self, run: Run, doctor: Any, running: ServerProcess) -> None:
         name = "a_" * 45

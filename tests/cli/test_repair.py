@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from contextlib import closing
 from itertools import product
 from pathlib import Path
@@ -13,6 +14,7 @@ from tests.support.damaged import live
 
 from veilmq.cli.failures import Exit
 from veilmq.store.directory import DataDirectory
+from veilmq.store.sqlite.tools.backup import made, made_beside
 
 
 def test_check_names_the_command_and_the_report_is_plain(tmp_path: Path, run: Run) -> None:
@@ -91,6 +93,17 @@ def test_wrong_uses_are_told(tmp_path: Path, run: Run) -> None:
     ):
         ended = run("check", "--data", data, *arguments)
         assert (ended.code, told in ended.err) == (code, True), (arguments, ended)
+    making = (
+        ("check", "--repair", new, "--data", data),
+        ("backup", new, "--data", data),
+        ("restore", new, "--from", data),
+    )
+    for arguments, make in product(making, (made, made_beside)):
+        with make(Path(new)):
+            ended = run(*arguments)
+        shutil.rmtree(new)
+        told = f"another process is writing {new}\n  Wait until it ends"
+        assert (ended.code, told in ended.err) == (Exit.DIRECTORY, True), (arguments, ended)
     with closing(DataDirectory(lived.directory, 0, 0)):
         (lived.directory / "lock").unlink()
         ended = run("check", "--data", data, "--repair", new)

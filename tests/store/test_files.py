@@ -2,14 +2,17 @@
 
 import errno
 import os
+import shutil
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+from tests.support.sqlite import SMALL
 
-from veilmq.store.directory import DataDirectory, DestinationTaken
+from veilmq.store.directory import DataDirectory, DestinationBusy, DestinationTaken, NotOurs, take_directory
 from veilmq.store.files import durable_write, make_directory, take_name
+from veilmq.store.sqlite.store import SqliteStore
 from veilmq.store.sqlite.tools.backup import made, made_beside
 
 
@@ -39,16 +42,35 @@ def test_a_directory_is_made_in_the_place_of_an_empty_one(tmp_path: Path, monkey
     (tmp_path / "empty").mkdir()
     (tmp_path / "link").symlink_to("empty")
     monkeypatch.chdir(tmp_path / "empty")
+    left = tmp_path / ".empty.part" / "veilmq.db"
     for place in (Path(), tmp_path / "link"):
-        with made_beside(place) as beside:
-            (beside / "file").touch()
+        for first in (made, made_beside):
+            left.parent.mkdir(mode=0o700)
+            left.touch()  # where 0.1.0 wrote
+            with first(place) as beside:
+                assert left.exists() == (first is made)
+                for make in (made, made_beside):
+                    with pytest.raises(DestinationBusy, match="another process is writing"), make(place):
+                        pass
+                if first is made:
+                    killed = shutil.copytree(tmp_path / "empty", tmp_path / f"killed-{place.name}")
+                    with pytest.raises(NotOurs, match="is a copy or a repair that did not end"):
+                        SqliteStore(killed, SMALL)
+                (beside if first is made else beside / "file").touch()
+            (file,) = (tmp_path / "empty").iterdir()
             for make in (made, made_beside):
-                with pytest.raises(DestinationTaken, match="another process is writing"), make(place), make(place):
+                with pytest.raises(DestinationTaken, match="exists already"), make(tmp_path / "empty"):
                     pass
-        assert [each.name for each in (tmp_path / "empty").iterdir()] == ["file"]
-        with pytest.raises(DestinationTaken, match="exists already"), made_beside(tmp_path / "empty"):
-            pass
-        (tmp_path / "empty" / "file").unlink()
+            file.unlink()
+            shutil.rmtree(left.parent, ignore_errors=True)
+    with pytest.raises(DestinationTaken, match="exists already"), made_beside(tmp_path / "empty"):
+        (tmp_path / "empty" / "lock").touch()  # a server started there
+    (tmp_path / "begun").mkdir()
+    own = take_directory(tmp_path / "begun")  # as `made` does first
+    with pytest.raises(DestinationBusy), made_beside(tmp_path / "begun"):
+        pass
+    assert own is not None
+    os.close(own)
     kept = tmp_path / "victim" / "new" / "file"
     kept.parent.mkdir(parents=True)
     kept.touch()

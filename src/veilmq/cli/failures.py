@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 if TYPE_CHECKING:
     from veilmq.server.config import FileInvalid
+    from veilmq.store.directory import DestinationTaken
 
 
 _EXTRAS: Final = {
@@ -80,6 +81,15 @@ def foreign(directory: Path, error: Exception) -> Failure:
         return Failure(Exit.DIRECTORY, str(error))  # the text includes advice
     advice = "It is another program's: name the data directory with --data DIR."
     return Failure(Exit.DIRECTORY, f"{directory}: {error}", advice)
+
+
+def taken(error: "DestinationTaken") -> Failure:
+    """The directory that was to be made is there, or another process is writing it."""
+    from veilmq.store.directory import DestinationBusy
+
+    if isinstance(error, DestinationBusy):
+        return Failure(Exit.DIRECTORY, str(error), "Wait until it ends, or name another directory.")
+    return Failure(Exit.USAGE, str(error), "Name a directory that is empty or not there yet.")
 
 
 def refuse_remains(directory: Path) -> None:

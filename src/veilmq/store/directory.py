@@ -78,7 +78,11 @@ class SqliteTooOld(Exception):
 
 
 class DestinationTaken(Exception):
-    """The destination exists already, or another process is writing it."""
+    """The destination exists already."""
+
+
+class DestinationBusy(DestinationTaken):
+    """Another process is writing it."""
 
 
 class DatabaseFailed(Exception):
@@ -314,9 +318,8 @@ def _make(path: Path) -> None:
 
 
 def take_directory(path: Path) -> int | None:
-    """Lock the directory itself, in case somebody deletes the lock file to force a start; None where that fails (NFS).
-
-    Raises DirectoryHeld.
+    """Lock the directory itself, in case somebody deletes the lock file to force a start; None where that fails. On NFS
+    the lock is this machine's alone: Linux does not send a directory's lock to the server. Raises DirectoryHeld.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import msgspec
 import typer
 
-from veilmq.cli.failures import Exit, Failure, check_directory
+from veilmq.cli.failures import Exit, Failure, check_directory, taken
 from veilmq.cli.output import counted, print_json
 
 if TYPE_CHECKING:
@@ -222,7 +222,7 @@ def _moving(directory: Path) -> Iterator[None]:
     except DirectoryHeld as error:
         raise Failure(Exit.DIRECTORY, str(error), "Stop that server first.") from None
     except DestinationTaken as error:
-        raise Failure(Exit.USAGE, str(error), "Name a directory that is empty or not there yet.") from None
+        raise taken(error) from None
     except (DirectoryUnsafe, SchemaRefused, NotOurs) as error:
         raise Failure(Exit.DIRECTORY, str(error)) from None
     except Diverged as error:

@@ -20,7 +20,7 @@ import msgspec
 
 from veilmq.cli.access import AS_SERVER
 from veilmq.cli.access.http import HttpAccess
-from veilmq.cli.failures import MEMBER_FILE, Exit, Failure, advice_on, check_directory, foreign
+from veilmq.cli.failures import MEMBER_FILE, Exit, Failure, advice_on, check_directory, foreign, taken
 from veilmq.cli.output import bar, counted
 from veilmq.model.instant import SECOND_US
 from veilmq.store import Options
@@ -73,7 +73,7 @@ def backup(data: Path, destination: Path, *, as_json: bool, access: HttpAccess |
             raise
         raise Failure(failure.code, f"the server has no room for the copy: {failure}", _ROOM) from None
     except DestinationTaken as error:
-        raise Failure(Exit.USAGE, str(error), "Name a directory that is empty or not there yet.") from None
+        raise taken(error) from None
     except NotOurs as error:
         raise foreign(data, error) from None
     except (SchemaRefused, SqliteTooOld) as error:
@@ -233,7 +233,7 @@ def write_new(data: Path, destination: Path, backup: Path | None, *, as_json: bo
         with bar() as advance:
             report = repair_directory(data, destination, backup, advance)
     except DestinationTaken as error:
-        raise Failure(Exit.USAGE, str(error), "Name a directory that is empty or not there yet.") from None
+        raise taken(error) from None
     except (DirectoryHeld, NotOurs, SchemaRefused, SqliteTooOld) as error:
         raise Failure(Exit.DIRECTORY, str(error)) from None
     except (OSError, DatabaseFailed) as error:

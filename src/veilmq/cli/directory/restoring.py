@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from veilmq.cli.failures import Exit, Failure, check_directory
+from veilmq.cli.failures import Exit, Failure, check_directory, taken
 from veilmq.cli.output import bar, counted, instant
 from veilmq.engine.directory import open_follower, renew
 from veilmq.model.errors import StoreError
@@ -98,7 +98,7 @@ def restore(destination: Path, place: str, to: str | None, *, as_json: bool) -> 
             with bar() as advance:
                 report = check_database(beside / DATABASE, advance, is_owner=True)
     except DestinationTaken as error:
-        raise Failure(Exit.USAGE, str(error), "Name a directory that is empty or not there yet.") from None
+        raise taken(error) from None
     except SourceUnusable as error:
         advice = ""
         if isinstance(error.__cause__, DatabaseFailed | Diverged) and Path(place).is_dir():

@@ -25,9 +25,11 @@ from veilmq.store.directory import (
     DATABASE,
     DatabaseFailed,
     DatabaseUnusable,
+    DestinationBusy,
     DestinationTaken,
     DirectoryHeld,
     NotOurs,
+    is_held,
     take_directory,
 )
 from veilmq.store.files import SyncedInPieces, Writing, sync_directory, sync_tree
@@ -217,40 +219,54 @@ def receive_directory(destination: Path, write: Callable[[Writing], None]) -> in
 
     Raises DestinationTaken, OSError, and what `write` raises; then there is no database.
     """
-    part = destination / f"{DATABASE}.part"
-    with made(destination):
-        try:
-            with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                write(SyncedInPieces(file))
-                file.flush()
-                os.fsync(file.fileno())
-            os.rename(part, destination / DATABASE)
-        except BaseException:
-            part.unlink(missing_ok=True)
-            raise
+    with made(destination) as part:
+        with part.open("wb") as file:
+            write(SyncedInPieces(file))
+            file.flush()
+            os.fsync(file.fileno())
+        part.rename(destination / DATABASE)
     sync_directory(destination)
     sync_directory(destination.parent)
     return (destination / DATABASE).stat().st_size
 
 
 def check_vacant(destination: Path) -> None:
-    """Raises DestinationTaken if anything but an empty directory is there."""
+    """Raises DestinationTaken if anything but an empty directory is there, DestinationBusy if `made` is writing it."""
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
+        if _part_of(destination).exists() and _is_locked(destination):
+            raise _busy(destination)
         raise DestinationTaken(f"{destination} exists already")
 
 
+def _part_of(directory: Path) -> Path:
+    return directory / f"{DATABASE}.part"
+
+
+def _beside(place: Path) -> Path:
+    place = place.resolve()
+    return place.with_name(f".{place.name}.part")
+
+
 @contextmanager
-def made(destination: Path) -> Iterator[None]:
-    """Create the directory, for this process alone; if the body fails, remove it, unless it existed before. Raises
-    DestinationTaken, OSError."""
+def made(destination: Path) -> Iterator[Path]:
+    """Create the directory, for this process alone; if the body fails, remove it, unless it existed before.
+
+    Yields an empty file in it, because of which no server starts there. The body renames it or removes it. Raises
+    DestinationTaken, OSError.
+    """
     check_vacant(destination)
     is_new = not destination.exists()
     with _alone_in(destination, destination):
         check_vacant(destination)  # another process may have ended since
+        if _is_locked(_beside(destination)):
+            raise _busy(destination)
         destination.chmod(0o700)
+        part = _part_of(destination)
+        os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         try:
-            yield
+            yield part
         except BaseException:
+            part.unlink(missing_ok=True)
             if is_new and not any(destination.iterdir()):
                 destination.rmdir()
             raise
@@ -262,16 +278,20 @@ def made_beside(place: Path) -> Iterator[Path]:
     left. `place` is missing, or an empty directory (a link to one, too), and no mount point. Raises DestinationTaken,
     OSError."""
     check_vacant(place)
-    part = (place := place.resolve()).with_name(f".{place.name}.part")
+    part = _beside(place)
+    place = place.resolve()
     with _alone_in(part, place):
         _check_own(part)
         beside = part / place.name
         try:
-            check_vacant(place)  # another process may have ended since
-            shutil.rmtree(beside, ignore_errors=True)  # of a process that died
+            if _is_locked(place):
+                raise _busy(place)
+            for left in part.iterdir():  # of a process that died; 0.1.0 wrote the files here
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
             beside.mkdir(mode=0o700)
             yield beside
             sync_tree(beside)
+            check_vacant(place)  # another process may have ended since
             beside.rename(place)
         finally:
             shutil.rmtree(part, ignore_errors=True)
@@ -280,22 +300,37 @@ def made_beside(place: Path) -> Iterator[Path]:
 
 @contextmanager
 def _alone_in(directory: Path, destination: Path) -> Iterator[None]:
-    """Create the directory if it is missing, and let no other process write there meanwhile. Raises DestinationTaken,
+    """Create the directory if it is missing, and let no other process write there meanwhile. Raises DestinationBusy,
     OSError."""
-    taken = DestinationTaken(f"another process is writing {destination}")
     with suppress(FileExistsError):
         directory.mkdir(mode=0o700)
     try:
         own = take_directory(directory)
     except (DirectoryHeld, FileNotFoundError):  # the other one may have ended since
-        raise taken from None
+        raise _busy(destination) from None
     try:
         if own is not None and not _is_there(directory, own):
-            raise taken
+            raise _busy(destination)
         yield
     finally:
         if own is not None:
             os.close(own)
+
+
+def _busy(destination: Path) -> DestinationBusy:
+    return DestinationBusy(f"another process is writing {destination}")
+
+
+def _is_locked(directory: Path) -> bool:
+    """Whether a process of this machine has locked it; no, if it is missing or closed to this user."""
+    try:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return is_held(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _check_own(directory: Path) -> None:
