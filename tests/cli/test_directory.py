@@ -225,7 +225,7 @@ def test_a_damaged_page_is_found(used: Used, tmp_path: Path, capsys: pytest.Capt
         file.truncate(page_bytes)
     with pytest.raises(Failure, match="the copy failed and was removed") as failed:
         backup(used.path, tmp_path / "copy", as_json=False)
-    assert "veilmq check --repair" in failed.value.advice
+    assert f"veilmq check --data {used.path} --repair" in failed.value.advice
 
 
 def test_a_trimmed_history_says_from_where(used: Used) -> None:

@@ -119,6 +119,16 @@ class TestBesideAServer:
         assert (code, [text for level, text, _ in found if level == "warning"]) == (
             1, [f"no protocol but veil:// can name {name}"],
         )  # fmt: skip
+        running.kill()
+        left = {each: each.read_bytes() for each in running.data.iterdir() if each.suffix != ".db-shm"}
+        code, ((level, text, fix),) = doctor("queues")
+        assert (code, level, text.startswith("not looked at: opening ")) == (WELL, "ok", True)
+        assert fix.endswith(f"veilmq check --data {running.data}")
+        assert {each: each.read_bytes() for each in left} == left, "a repair may need it"
+        (running.data / "redo").unlink()
+        code, ((level, text, fix),) = doctor("queues")
+        assert (code, level, "redo is missing, and with it the last acknowledged" in text) == (2, "error", True)
+        assert f"veilmq check --data {running.data} --repair NEW_DIRECTORY" in fix
 
 
 @pytest.mark.parametrize("said", [b"", b"[]", b'{"reasons": {}}'])

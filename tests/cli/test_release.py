@@ -103,13 +103,17 @@ def test_a_full_disk_and_a_lost_file_stand_in_the_way(
             assert ended.returncode == code
             assert told in ended.stdout + ended.stderr
         (killed / "redo").unlink(missing_ok=True)
-    (killed / "veilmq.db").unlink()
-    for remains in ("redo", "committed"):
+    for remains, state in (("redo", "missing"), ("committed", "empty")):
+        (killed / "veilmq.db").unlink()
         (killed / remains).write_bytes(b"x")
-        for command in (("upgrade", "--check"), ("check",), ("doctor",)):
+        if state == "empty":
+            (killed / "veilmq.db").touch()
+        for command in (("upgrade", "--check"), ("check",), ("doctor",), ("backup", str(killed / "copy"))):
             done = run(*command, "--data", str(killed))
             assert done.code
-            assert "veilmq.db is missing, but other files of it exist" in done.out + done.err
+            assert f"veilmq.db is {state}, but other files of it exist" in done.out + done.err
+            assert f"veilmq check --data {killed} --repair" in done.out + done.err
+        (killed / "veilmq.db").touch()
         (killed / remains).unlink()
     there = data(1)
     with (there / "veilmq.db-aside").open("wb") as sparse:

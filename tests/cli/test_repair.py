@@ -21,14 +21,19 @@ def test_check_names_the_command_and_the_report_is_plain(tmp_path: Path, run: Ru
     lived = live(tmp_path / "data")
     os.truncate(lived.directory / "veilmq.db-wal", 400_000)
     found = run("check", "--data", str(lived.directory))
-    assert (found.code, "veilmq check --repair NEW_DIRECTORY" in found.out) == (Exit.WRONG, True)
+    command = f"veilmq check --data {lived.directory} --repair NEW_DIRECTORY --backup NEWEST_BACKUP"
+    assert (found.code, command in found.out) == (Exit.WRONG, True)
     ended = run("check", "--data", str(lived.directory), "--repair", str(tmp_path / "new"))
     assert ended.code == Exit.WRONG
     lines = ended.out.splitlines()
     assert any(line.startswith("queue 000000000000/us-east-1/jobs: ") and " visible" in line for line in lines), lines
     assert any(line.startswith("perhaps missing: what ") for line in lines), lines
     assert lines[-1].endswith(f"serve the new one with: veilmq serve --data {tmp_path / 'new'}")
+    assert lines[-2] == "not everything is there: see above"
     assert run("check", "--data", str(tmp_path / "new")).code == Exit.DONE
+    again = run("check", "--data", str(tmp_path / "new"), "--repair", str(tmp_path / "newer"))
+    told = "nothing is known to be missing, but not everything is certain: see above"
+    assert (again.code, again.out.splitlines()[-2]) == (Exit.WRONG, told)
 
 
 def test_a_directory_in_order_is_copied_and_the_json_says_all(tmp_path: Path, run: Run) -> None:

@@ -11,6 +11,7 @@ import pwd
 import sys
 from enum import IntEnum
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Final, NoReturn
 
 if TYPE_CHECKING:
@@ -33,6 +34,12 @@ MEMBER_FILE: Final = "cluster.json"
 """In a copy that a server of a cluster keeps. As in veilmq.cluster.member, which needs the extra `cluster`."""
 KEEP_RUNNING: Final = "Do not stop the server, which still has it open: docs/operations.md, A deleted file."
 _EFFECTIVE: Final = os.access in os.supports_effective_ids
+
+
+def repair_command(data: Path | None) -> str:
+    """What to type to see what can be had of a damaged directory. None: it is another machine's."""
+    named = f" --data {quote(str(data))}" if data else ""
+    return f"veilmq check{named} --repair NEW_DIRECTORY --backup NEWEST_BACKUP"
 
 
 class Exit(IntEnum):
@@ -93,20 +100,22 @@ def taken(error: "DestinationTaken") -> Failure:
 
 
 def refuse_remains(directory: Path) -> None:
-    """Raises Failure if a directory has other files of a database, and not the database itself; OSError."""
+    """Raises Failure if a directory has other files of a database, and not the database itself, or an empty one;
+    OSError."""
     from veilmq.store.directory import COMMITTED, DATABASE, REDO, holder_of
 
     database, log = directory / DATABASE, directory / REDO
     part = directory / f"{DATABASE}.part"
-    if not database.exists() and part.exists():
+    is_there = database.exists()
+    if not is_there and part.exists():
         advice = "Wait for it, or run it again into an empty directory."
         raise Failure(Exit.DIRECTORY, f"{part} is of a copy or a repair that has not ended", advice)
     remains = _has_content(directory / f"{DATABASE}-wal") or _has_content(log) or (directory / COMMITTED).exists()
-    if not database.exists() and remains:
-        advice = "Restore all files as of one moment, or a backup; or see what `veilmq check --repair` brings back."
-        if holder_of(directory):
-            advice = KEEP_RUNNING
-        raise Failure(Exit.DIRECTORY, f"{database} is missing, but other files of it exist", advice)
+    if remains and not (is_there and database.stat().st_size):
+        can = f"Restore all files as of one moment, or a backup; or see what can be had: {repair_command(directory)}"
+        advice = KEEP_RUNNING if holder_of(directory) else can
+        state = "empty" if is_there else "missing"
+        raise Failure(Exit.DIRECTORY, f"{database} is {state}, but other files of it exist", advice)
 
 
 def _has_content(file: Path) -> bool:

@@ -20,7 +20,17 @@ import msgspec
 
 from veilmq.cli.access import AS_SERVER
 from veilmq.cli.access.http import HttpAccess
-from veilmq.cli.failures import MEMBER_FILE, Exit, Failure, advice_on, check_directory, foreign, taken
+from veilmq.cli.failures import (
+    MEMBER_FILE,
+    Exit,
+    Failure,
+    advice_on,
+    check_directory,
+    foreign,
+    refuse_remains,
+    repair_command,
+    taken,
+)
 from veilmq.cli.output import bar, counted
 from veilmq.model.instant import SECOND_US
 from veilmq.store import Options
@@ -46,13 +56,10 @@ _HEAD: Final = b"SQLite format 3\0"
 """The file's first bytes (SQLite Database File Format, 1.3)."""
 _UNREAD: Final = Report().books
 """Of a database whose tables could not be read to the end."""
-REPAIR: Final = "veilmq check --repair NEW_DIRECTORY --backup NEWEST_BACKUP"
-_RESTORE: Final = f"See what can be had: {REPAIR}"
 _ROOM: Final = (
     "It makes the copy in its data directory first: free as much space there as veilmq.db has, and as sends need. "
     "Nothing was changed."
 )
-_FREE: Final = f"Free space if the disk is full; else see what can be had: {REPAIR}"
 
 
 def backup(data: Path, destination: Path, *, as_json: bool, access: HttpAccess | None = None) -> None:
@@ -83,7 +90,8 @@ def backup(data: Path, destination: Path, *, as_json: bool, access: HttpAccess |
         if isinstance(error, PermissionError):
             asked = "Name a directory that belongs to this user, or one that is not there yet."
         elif isinstance(error, DatabaseFailed) and str(error) != NO_SPACE:
-            asked = _RESTORE if str(error) == MISMATCH else _FREE
+            can = f"see what can be had: {repair_command(data if access is None else None)}"
+            asked = f"S{can[1:]}" if str(error) == MISMATCH else f"Free space if the disk is full; else {can}"
         else:
             asked = "Is there space at the destination, and where the data is?"
         raise Failure(Exit.STORE, f"the copy failed and was removed: {error}", advice or asked) from None
@@ -129,7 +137,8 @@ def check(data: Path, *, as_json: bool, access: HttpAccess | None = None) -> Exi
     except (SchemaRefused, SqliteTooOld) as error:
         raise Failure(Exit.DIRECTORY, str(error)) from None
     except (OSError, DatabaseFailed) as error:
-        raise Failure(Exit.DIRECTORY, f"{database} cannot be opened: {error}", _closed(data) or _FREE) from None
+        free = f"Free space if the disk is full; else see what can be had: {repair_command(data)}"
+        raise Failure(Exit.DIRECTORY, f"{database} cannot be opened: {error}", _closed(data) or free) from None
     return _say_checked(report, data, as_json=as_json)
 
 
@@ -175,13 +184,14 @@ def _shown(report: Report, data: Path | None) -> str:
                 "this is a copy of a cluster's data: start that server with an empty directory, which is filled again; "
                 "repair only if the whole cluster is lost"
             )
-        lines.append(f"what can be had, in a new directory: {REPAIR}")
+        lines.append(f"what can be had, in a new directory: {repair_command(data)}")
     return "\n".join(lines)
 
 
 def _database(data: Path) -> Path:
     database = data / DATABASE
     try:
+        refuse_remains(data)
         with database.open("rb") as file:
             head = file.read(len(_HEAD))
     except PermissionError as error:
@@ -193,7 +203,8 @@ def _database(data: Path) -> Path:
     if not head:
         raise Failure(Exit.DIRECTORY, f"{database} is empty")
     if head != _HEAD and not _is_readable(database):
-        raise Failure(Exit.DIRECTORY, f"{database} is not a database, or its first page is damaged", _RESTORE)
+        advice = f"See what can be had: {repair_command(data)}"
+        raise Failure(Exit.DIRECTORY, f"{database} is not a database, or its first page is damaged", advice)
     return database
 
 
@@ -266,9 +277,13 @@ def _shown_repair(report: "Repair", data: Path) -> str:
     if report.exported:
         lines.append(f"{report.exported} rows have no place in the new directory: {report.export}")
     lines += [f"the new directory is not in order: {each}" for each in report.problems]
-    lines.append(
-        "everything that was acknowledged is there" if report.is_whole else "not everything is there: see above"
-    )
+    is_short = report.missing_count or report.events_missing or report.exported or report.problems
+    if report.is_whole:
+        lines.append("everything that was acknowledged is there")
+    elif is_short or any(each.quarantined for each in report.queues):
+        lines.append("not everything is there: see above")
+    else:
+        lines.append("nothing is known to be missing, but not everything is certain: see above")
     return "\n".join([*lines, f"{data} is as it was; serve the new one with: veilmq serve --data {report.directory}"])
 
 

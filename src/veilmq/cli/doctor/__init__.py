@@ -3,8 +3,8 @@
 Strategy: a check is a generator of `Finding`s about one thing, from the settings that `serve` would have. They
 are in checks.py: those on the machine, then those on what is configured and on the data. One check writes a small
 file, by whose sync the disk is measured. Beside a running server the queues are looked at through its admin port; a
-directory that nobody holds is opened as the other commands do, which changes its files but no message, and leaves them
-to the directory's owner.
+directory that was closed is opened as the other commands do, which changes its files but no message, and leaves them
+to the directory's owner. One whose server was killed is only read: what opening it changes may be what a repair needs.
 """
 
 import errno
@@ -15,15 +15,18 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from veilmq.cli.failures import Exit, Failure
+from veilmq.cli.failures import MEMBER_FILE, Exit, Failure, repair_command
 from veilmq.cli.output import print_json, printable
 
 if TYPE_CHECKING:
     from veilmq.cli.sources import Resolved
+    from veilmq.server.config.settings import Settings
+    from veilmq.store.directory import Holder
 
 
 class Level(StrEnum):
@@ -163,7 +166,7 @@ def _examined(resolved: "Resolved") -> Iterator[Finding]:
         "credentials": lambda: checks.credentials(settings),
         "certificate": lambda: checks.certificate(settings),
         "server": lambda: checks.health(holder),
-        "queues": lambda: checks.queues(settings, holder),
+        "queues": lambda: _queues(settings, holder),
     }
     if unseen is not None:
         yield checks.lock_deleted(settings.data, unseen)
@@ -176,6 +179,27 @@ def _examined(resolved: "Resolved") -> Iterator[Finding]:
             yield _failed(name, failure)
         except OSError as error:
             yield broken(name, error)
+
+
+def _queues(settings: "Settings", holder: "Holder | None") -> Iterator[Finding]:
+    from veilmq.cli.doctor import checks
+    from veilmq.cli.release import look
+
+    data = settings.data
+    was_killed = (data / "veilmq.db").exists() and (data / "veilmq.db-wal").exists()
+    if holder is not None or not was_killed or (data / MEMBER_FILE).exists():
+        yield from checks.queues(settings, holder)
+        return
+    found = look(data)
+    if found.refused:
+        yield Finding("queues", Level.ERROR, found.refused)
+    elif found.losses:
+        yield Finding("queues", Level.ERROR, found.losses[0], f"See what can be had: {repair_command(data)}")
+    else:
+        check = f"veilmq check --data {quote(str(data))}"
+        text = f"not looked at: opening {data} would change it, and its server was killed or failed"
+        fix = f"Start it, which brings back what was acknowledged. To see before whether the files are damaged: {check}"
+        yield Finding("queues", Level.OK, text, fix)
 
 
 def broken(check: str, error: OSError) -> Finding:

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Final, NamedTuple
 import typer
 
 import veilmq
-from veilmq.cli.failures import Exit, Failure, closed_to_user, foreign, refuse_remains
+from veilmq.cli.failures import Exit, Failure, closed_to_user, foreign, refuse_remains, repair_command
 
 _EXTRA: Final = re.compile(r"""([A-Za-z0-9._-]+)[^;]*;.*\bextra == ["']([a-z]+)["']""")
 """A package and its extra, in the metadata of a distribution."""
@@ -97,12 +97,12 @@ def _version_of(package: str) -> str | None:
 
 def _data(data: Path) -> str:
     try:
-        return f"state format {_look(data).format} in {data}"
+        return f"state format {look(data).format} in {data}"
     except Failure as failure:
         return f"none in {data}" if failure.code is Exit.USAGE else str(failure)
 
 
-class _Found(NamedTuple):
+class Found(NamedTuple):
     """A data directory, as an upgrade sees it."""
 
     format: int
@@ -114,8 +114,9 @@ class _Found(NamedTuple):
     """What was acknowledged and is missing: a start refuses that."""
 
 
-def _look(data: Path) -> _Found:
-    """Raises Failure if there is no database of ours, or if it cannot be read."""
+def look(data: Path) -> Found:
+    """Look at a directory that nobody holds, without a change. Raises Failure if there is no database of ours, or if it
+    cannot be read."""
     from veilmq.store.directory import DATABASE, DatabaseFailed, NotOurs, SchemaNewer, SchemaUnreleased
     from veilmq.store.sqlite.tools.backup import format_of
 
@@ -128,13 +129,14 @@ def _look(data: Path) -> _Found:
         if not database.exists():
             raise Failure(Exit.USAGE, f"{data} has no data of VeilMQ", "Check --data DIR.")
         number, follows, losses = format_of(database)
-        return _Found(number, "", follows, losses)
+        return Found(number, "", follows, losses)
     except (SchemaNewer, SchemaUnreleased) as error:
-        return _Found(error.found, str(error), follows=False, losses=[])
+        return Found(error.found, str(error), follows=False, losses=[])
     except NotOurs as error:
         raise foreign(data, error) from None
     except (DatabaseFailed, OSError) as error:
-        raise Failure(Exit.DIRECTORY, f"{database} cannot be read: {error}") from None
+        advice = f"See what can be had: {repair_command(data)}" if isinstance(error, DatabaseFailed) else ""
+        raise Failure(Exit.DIRECTORY, f"{database} cannot be read: {error}", advice) from None
 
 
 def _upgrade(
@@ -150,7 +152,7 @@ def _upgrade(
     if not check:
         advice = "Say --check for what it would do. To upgrade, install the release and start the server."
         raise Failure(Exit.USAGE, "a server upgrades its data directory when it starts", advice)
-    found = _look(data)
+    found = look(data)
     plan = planned(found, data)
     if as_json:
         print(json.dumps(plan))
@@ -161,7 +163,7 @@ def _upgrade(
     raise typer.Exit(int(Exit.WRONG if plan["in_the_way"] else Exit.DONE))
 
 
-def planned(found: _Found, data: Path) -> dict[str, Any]:
+def planned(found: Found, data: Path) -> dict[str, Any]:
     """What would happen to a directory, as plain values."""
     from veilmq.engine.directory import STATE_FORMAT
 
