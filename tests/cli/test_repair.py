@@ -32,7 +32,7 @@ def test_check_names_the_command_and_the_report_is_plain(tmp_path: Path, run: Ru
     assert lines[-2] == "not everything is there: see above"
     assert run("check", "--data", str(tmp_path / "new")).code == Exit.DONE
     again = run("check", "--data", str(tmp_path / "new"), "--repair", str(tmp_path / "newer"))
-    told = "nothing is known to be missing, but not everything is certain: see above"
+    told = "whether everything is there is not certain: see above"
     assert (again.code, again.out.splitlines()[-2]) == (Exit.WRONG, told)
 
 

@@ -150,9 +150,17 @@ def test_a_lost_database_leaves_what_the_wal_has(killed: Lived, tmp_path: Path) 
 
 
 def test_a_destroyed_frame_costs_only_what_no_other_frame_has(killed: Lived, tmp_path: Path) -> None:
+    def leases(directory: Path) -> dict[int, tuple[int, int]]:
+        with closing(connect(directory / "veilmq.db")) as connection:
+            return {row[0]: row[1:] for row in connection.execute("SELECT sequence, attempt, due FROM lease")}
+
+    repaired(killed.copy(tmp_path / "whole"), tmp_path / "known")
+    with closing(connect(tmp_path / "known" / "veilmq.db")) as connection:
+        root = connection.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'lease'").get
+    newest = read_wal(killed.directory / "veilmq.db-wal", PAGE_BYTES).newest()[root].number
     size = (killed.directory / "veilmq.db-wal").stat().st_size // FRAME_BYTES
     table: Counter[str] = Counter()
-    for number in range(3, size, 20):
+    for number in (newest, *range(3, size, 20)):
         directory = killed.copy(tmp_path / "damaged")
         wal = directory / "veilmq.db-wal"
         content = bytearray(wal.read_bytes())
@@ -161,6 +169,9 @@ def test_a_destroyed_frame_costs_only_what_no_other_frame_has(killed: Lived, tmp
         wal.write_bytes(content)
         verdict = judge(killed, directory, tmp_path / "repaired")
         table[verdict.name] += 1
+        if number == newest:  # all leases are of an older page, but for what the history knows
+            repaired(directory, tmp_path / "new")
+            assert leases(tmp_path / "new") == leases(tmp_path / "known")
         shutil.rmtree(directory)
     assert "silent" not in str(table)
     assert table["full"] >= 7, table

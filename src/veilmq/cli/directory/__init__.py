@@ -283,7 +283,7 @@ def _shown_repair(report: "Repair", data: Path) -> str:
     elif is_short or any(each.quarantined for each in report.queues):
         lines.append("not everything is there: see above")
     else:
-        lines.append("nothing is known to be missing, but not everything is certain: see above")
+        lines.append("whether everything is there is not certain: see above")
     return "\n".join([*lines, f"{data} is as it was; serve the new one with: veilmq serve --data {report.directory}"])
 
 

@@ -154,8 +154,6 @@ def _pieces(values: Iterable[T], size: int) -> Iterator[list[T]]:
 
 
 EXPORT: Final = "not-placed.jsonl"
-_REASON_MAX: Final = 120
-_LOCK: Final = "lock"
 _NAMES: Final = "queue_by_name"
 _QUEUE_NAMES: Final = (
     "SELECT generation, account || '/' || region || '/' || name FROM queue WHERE deleted IS NULL ORDER BY 2"
@@ -209,7 +207,7 @@ def repair(source: Path, destination: Path, backup: Path | None, progress: Progr
 def _looking(source: Path) -> Iterator[None]:
     """No server starts on the source meanwhile. Raises DirectoryHeld if one runs, also if its lock was deleted."""
     with ExitStack() as opened:
-        for place in (source / _LOCK, source):  # a server holds both
+        for place in (source / "lock", source):  # a server holds both
             with suppress(OSError):
                 lock = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
                 opened.callback(os.close, lock)
@@ -343,7 +341,7 @@ class _Work:
         except apsw.FullError:
             raise
         except (apsw.Error, NotOurs, DatabaseFailed, msgspec.MsgspecError, ValueError, TypeError) as error:
-            reason = str(error).partition("\n")[0][:_REASON_MAX]
+            reason = str(error).partition("\n")[0][:120]
             self._report.found.append(f"veilmq.db: SQLite cannot read it: {reason}")
             state = None
         for left in ("-wal", "-shm", "-journal"):
@@ -412,6 +410,8 @@ class _Work:
         following, beyond = self._read_journal(salvage)
         salvage.learn()
         salvage.fill(backup, following + beyond)
+        if self._doubts:
+            salvage.renew_leases()
         clock = clock_of(target, self._noted)
         salvage.reconcile_times(clock)
         settle(salvage, clock)

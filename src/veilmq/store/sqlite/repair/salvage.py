@@ -15,20 +15,12 @@ import msgspec
 
 from veilmq.model.messages import id_text
 from veilmq.store.sqlite.disk.redo import Entry
-from veilmq.store.sqlite.disk.rows import INSERT_LEASE, LeaseRow, MessageRow, readable_row
+from veilmq.store.sqlite.disk.rows import MessageRow, readable_row
 from veilmq.store.sqlite.raw import Accepts, Gap, Image, Row, Values, leaf_rows, rows
 from veilmq.store.sqlite.raw.free_list import free_pages
 from veilmq.store.sqlite.raw.logs import Frame, is_whole, mended_message
 from veilmq.store.sqlite.repair import Export, MissingMessage, Repair
-from veilmq.store.sqlite.repair.tables import (
-    EVENTS,
-    JOURNAL,
-    Backup,
-    Table,
-    accepts_schema,
-    read,
-    tables,
-)
+from veilmq.store.sqlite.repair.tables import EVENTS, JOURNAL, Backup, Table, accepts_schema, read, tables
 from veilmq.store.sqlite.tools.backup import OWN
 from veilmq.store.sqlite.tools.books import Entered, Facts, Recorded, entered, incarnations
 
@@ -49,6 +41,13 @@ STRAYS: Final = (
 """Messages of no queue."""
 _NAMED: Final = "SELECT incarnation, account || '/' || region || '/' || name FROM queue"
 _GONE: Final = "SELECT generation FROM garbage UNION SELECT generation FROM queue WHERE deleted IS NOT NULL"
+_LEASE: Final = (
+    "INSERT INTO lease (sequence, generation, line, in_line, hidden, due, attempt, rotation, granted, first, origin)"
+    " SELECT sequence, generation, line, in_line, 1, ?, ?, 0, ?, ?, ? FROM message WHERE sequence = ?"
+    " ON CONFLICT DO UPDATE SET (hidden, due, attempt, granted, first, origin) = (1, excluded.due, excluded.attempt,"
+    " excluded.granted, ifnull(first, excluded.first), excluded.origin) WHERE attempt < excluded.attempt"
+)
+"""The lease that the history knows, unless the row is as new."""
 _EVENTS_AT: Final = "SELECT events FROM history WHERE offset = ?"
 _OF_MESSAGES: Final = ("message", "memtable")
 _FILLED: Final = ("queue", "topic", "subscription", "message", "lease", "origin")
@@ -367,15 +366,17 @@ class Salvage:
             if self._take(table, msgspec.structs.astuple(each), "another message has its sequence"):
                 if sequence in self.facts.updated:
                     self.report.note_earlier(id_text(each.id))
-                self._lease(each)
+                self._lease(sequence)
 
-    def _lease(self, row: MessageRow) -> None:
-        if (lease := self.facts.received.get(row.sequence)) is not None:
-            values = LeaseRow(
-                row.sequence, row.generation, row.line, row.in_line, 1, lease.due, lease.attempt, 0, lease.at,
-                lease.at, lease.origin,
-            )  # fmt: skip
-            self.target.execute(INSERT_LEASE.replace("INSERT", "INSERT OR IGNORE", 1), values)  # it may be left
+    def _lease(self, sequence: int) -> None:
+        if (lease := self.facts.received.get(sequence)) is not None:
+            values = (lease.due, lease.attempt, lease.at, lease.at, lease.origin, sequence)
+            self.target.execute(_LEASE, values)
+
+    def renew_leases(self) -> None:
+        """Some pages are old, and nobody knows which: take the leases from the history where it has later ones."""
+        for sequence in self.facts.received:
+            self._lease(sequence)
 
     def _place_astray(self) -> None:
         """Give messages whose sequence was damaged the one that the history knows, or else a new one."""

@@ -27,7 +27,6 @@ from veilmq.store.sqlite.disk.schema import check_ours
 from veilmq.store.sqlite.raw import Accepts, Values
 from veilmq.store.sqlite.raw.logs import is_whole
 
-SCHEMA_COLUMNS: Final = 5
 _TYPES: Final = {"INTEGER": int, "TEXT": str, "BLOB": bytes}
 EVENTS: Final = msgspec.msgpack.Decoder(list[Event])
 JOURNAL: Final = msgspec.msgpack.Decoder(list[MessageRow])
@@ -113,7 +112,7 @@ class Backup:
 
 def accepts_schema(_rowid: int, values: Values, _surely: bool) -> bool:
     """Whether this is a row of `sqlite_schema`: type, name, table, root page, statement."""
-    return len(values) == SCHEMA_COLUMNS and isinstance(values[1], str) and isinstance(values[3], int)
+    return len(values) == 5 and isinstance(values[1], str) and isinstance(values[3], int)
 
 
 def _accepts(table: Table, proof: Callable[[Values], bool] | None, rowid: int, values: Values, surely: bool) -> bool:
