@@ -56,6 +56,11 @@ def test_a_directory_is_made_in_the_place_of_an_empty_one(tmp_path: Path, monkey
                     killed = shutil.copytree(tmp_path / "empty", tmp_path / f"killed-{place.name}")
                     with pytest.raises(NotOurs, match="is a copy or a repair that did not end"):
                         SqliteStore(killed, SMALL)
+                    with (
+                        pytest.raises(DestinationTaken, match="a backup or a repair into it did not end"),
+                        made(killed),
+                    ):
+                        pass
                 (beside if first is made else beside / "file").touch()
             (file,) = (tmp_path / "empty").iterdir()
             for make in (made, made_beside):

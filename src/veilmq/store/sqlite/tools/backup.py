@@ -235,7 +235,9 @@ def check_vacant(destination: Path) -> None:
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         if _part_of(destination).exists() and _is_locked(destination):
             raise _busy(destination)
-        raise DestinationTaken(f"{destination} exists already")
+        is_left = _part_of(destination).exists() and not (destination / DATABASE).exists()
+        why = ": a backup or a repair into it did not end" if is_left else ""
+        raise DestinationTaken(f"{destination} exists already{why}")
 
 
 def _part_of(directory: Path) -> Path:
