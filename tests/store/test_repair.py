@@ -20,7 +20,7 @@ from veilmq.model.commands import Delete
 from veilmq.model.errors import ReceiptInvalid
 from veilmq.model.instant import DAY_US, SECOND_US, Instant
 from veilmq.model.messages import id_text
-from veilmq.store.directory import DestinationTaken, DirectoryHeld, NotOurs
+from veilmq.store.directory import DatabaseFailed, DestinationTaken, DirectoryHeld, NotOurs
 from veilmq.store.sqlite.disk import connect
 from veilmq.store.sqlite.raw import assemble
 from veilmq.store.sqlite.raw.logs import read_wal
@@ -185,6 +185,8 @@ def test_a_destroyed_page_is_filled_from_the_backup(closed: Lived, tmp_path: Pat
     for page in leaves(closed.directory / "veilmq.db"):
         directory = closed.copy(tmp_path / "damaged")
         zero(directory / "veilmq.db", page)
+        with pytest.raises(DatabaseFailed, match="the database is damaged: "):  # zeros match their checksum
+            backup_directory(directory / "veilmq.db", tmp_path / "copy")
         verdict = judge(closed, directory, tmp_path / "repaired", backup if with_backup else None)
         assert verdict.told
         assert verdict.repair is not None

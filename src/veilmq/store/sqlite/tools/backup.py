@@ -94,6 +94,8 @@ def backup(
             _single_file(part).close()
         else:
             renew(part)
+            if not is_owner:
+                _check_structure(part)
         os.rename(part, copy)
     except BaseException as error:
         for left in copy.parent.glob(glob.escape(part.name) + "*"):
@@ -400,6 +402,14 @@ def renew(part: Path) -> None:
                 connection.pragma("journal_mode", "DELETE")
     finally:
         connection.close()
+
+
+def _check_structure(part: Path) -> None:
+    """Raises DatabaseFailed if pages are zeros, which match their checksums, or were cut off: zeros in the copy."""
+    with closing(connect(part)) as connection:
+        found = str(connection.execute("PRAGMA quick_check(1)").get)
+    if found != "ok":
+        raise DatabaseFailed(f"the database is damaged: {found.rpartition(chr(10))[2]}")
 
 
 def _single_file(part: Path) -> apsw.Connection:
