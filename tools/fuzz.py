@@ -119,7 +119,7 @@ def one_input(store: SqliteStore) -> Callable[[bytes], None]:
 
 
 def read(intake: Intake, rest: bytes) -> list[tuple[Request, int]]:
-    """The requests of a stream, each with the form of its answer."""
+    """The requests of a stream, each with the flags of its answer."""
     requests = []
     while rest and intake.refusal is None:
         rest = intake.feed(rest)

@@ -72,8 +72,8 @@ def parse(pieces: list[bytes]) -> tuple[list[tuple[object, ...]], int | None]:
         while piece and intake.refusal is None:
             piece = intake.feed(piece)
             while intake.ready:
-                request, form = intake.ready.popleft()
-                requests.append((request, form))
+                request, flags = intake.ready.popleft()
+                requests.append((request, flags))
     return requests, intake.refusal and intake.refusal.status
 
 

@@ -34,7 +34,7 @@ class CountingIntake(Intake):
 
 
 def read(intake: Intake, pieces: list[bytes]) -> Read:
-    """Requests with the form of their answers, the status of a refusal, and the bytes held for an unfinished one."""
+    """Requests with the flags of their answers, the status of a refusal, and the bytes held for an unfinished one."""
     requests: list[tuple[Request, int]] = []
     for piece in pieces:
         while piece and intake.refusal is None:

@@ -85,7 +85,7 @@ class NameTaken(Unfit):
     def __init__(self, name: str, seen: datetime, silent_s: float) -> None:
         super().__init__(f"another server of this cluster is called {name}: give one of them another --cluster-name")
         self.seen, self.silent_s = seen, silent_s
-        """When it said last that it is there, and how long ago, by PostgreSQL's clock."""
+        """When it reported last that it is there, and how long ago, by PostgreSQL's clock."""
 
 
 class Registered(msgspec.Struct):
@@ -102,7 +102,7 @@ class Registered(msgspec.Struct):
     record: int
     """The last one that its copy has."""
     role: str
-    """`owner`, `follower`, `drained`, `starting`, `stopped`: what it said last."""
+    """`owner`, `follower`, `drained`, `starting`, `stopped`: what it reported last."""
     drained: bool
     """Whether an operator wants it to own nothing."""
     seen_s: float

@@ -107,15 +107,16 @@ def plan_of(
     shortest: float = 5.0,
     longest: float = 43_200.0,
     margins: Sequence[float] = MARGINS,
+    duplicates_max: float = DUPLICATES_MAX,
 ) -> Schedule:
     """The cheapest schedule for a curve (`Survival.curve`) with leases from `shortest` to `longest` seconds.
 
-    Schedules with more than `DUPLICATES_MAX` duplicate starts an attempt are chosen only if there are no others.
+    Schedules with more than `duplicates_max` duplicate starts an attempt are chosen only if there are no others.
     """
     costs = costs or Costs()
     usable = [margin for margin in margins if margin + STEP_MIN <= longest] or [min(margins)]
     found = [_with_margin(curve, costs, margin, shortest, longest) for margin in usable]
-    safe = [schedule for schedule in found if schedule.duplicates <= DUPLICATES_MAX]
+    safe = [schedule for schedule in found if schedule.duplicates <= duplicates_max]
     return min(safe, key=lambda each: each.cost) if safe else min(found, key=lambda each: each.duplicates)
 
 

@@ -61,7 +61,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 # How a response must be written: `flags` is a sum of these.
 CLOSE: Final = 1
-KEEP_ALIVE: Final = 2  # in HTTP/1.0 a connection is closed unless the response says so
+KEEP_ALIVE: Final = 2  # in HTTP/1.0 the connection is closed unless the response says keep-alive
 HEAD: Final = 4
 
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"

@@ -1,7 +1,8 @@
 """Opens a database whose pages may be damaged, and loads it into memory.
 
-Strategy: a start flips single wrong bits back, and reads what is still wrong as it is. What only the redo log has is
-copied into the tables first, so that everything in memory is loaded from the tables alone.
+Strategy: a start flips single wrong bits back, and reads what is still wrong as it is if no other server has a better
+copy. What only the redo log has is copied into the tables first, so that everything in memory is loaded from the
+tables alone.
 """
 
 import logging

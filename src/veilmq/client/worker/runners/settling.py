@@ -224,7 +224,9 @@ class Settling:
             try:
                 line = str(wanted(failure.error))
             except BaseException:
-                log.exception("queue %s: error_report failed: nothing is told of the error's text", self._queue.name)
+                log.exception(
+                    "queue %s: error_report failed: the failure is reported without the error's text", self._queue.name
+                )
         return failure_of(reason, failure.error_type, line)
 
     def _done(self, hand: Hand, result: Result) -> str:

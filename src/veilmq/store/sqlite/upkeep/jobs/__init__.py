@@ -454,7 +454,7 @@ class _Step:
         if job.act not in _MOVES:
             free.append(place)
             return True
-        moved = move(self._writer, self._queue, place, self._destination, job.origin, **self._detail)
+        moved = move(self._writer, self._queue, place, self._destination, job.origin, self._detail)
         if moved is True:
             free.append(place)
             return True

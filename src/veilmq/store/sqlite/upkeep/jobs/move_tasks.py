@@ -323,10 +323,15 @@ def _next(writer: Writer, source: LiveQueue, last: int, count: int) -> list[Plac
 
 
 def move(
-    writer: Writer, source: LiveQueue, place: Place, destination: QueueKey | None, origin: int, **told: object
+    writer: Writer,
+    source: LiveQueue,
+    place: Place,
+    destination: QueueKey | None,
+    origin: int,
+    detail: dict[str, object] | None = None,
 ) -> bool | MoveFailure:
     """Move one visible message to the end of its line in its destination, or return why that cannot be; False if its
-    body is damaged: then it is quarantined. told: more of it for the history."""
+    body is damaged: then it is quarantined. detail: more of it for the history."""
     (message,) = read_stored(writer, (place.sequence,))
     extras = intact(message, message.failure)
     if extras is None:
@@ -348,8 +353,7 @@ def move(
         )
         message.packed = pack_extras(extras)
     message.id, message.sent = writer.next_id(), writer.now
-    detail = put_elsewhere(writer, source, place, to, message)
-    detail["target_message"] = message.id.hex()
+    moved = put_elsewhere(writer, source, place, to, message) | {"target_message": message.id.hex()} | (detail or {})
     writer.index.add(message.id)
-    writer.events.append(event_of(Kind.MOVED, writer.now, source, origin, place, detail | told))
+    writer.events.append(event_of(Kind.MOVED, writer.now, source, origin, place, moved))
     return True
