@@ -1,8 +1,8 @@
 """A server that is killed amid a job, again and again, at random instants: no message is lost, or acted on twice.
 
 Strategy: the job's start is sent again after each kill with one id, as a client does that lost the answer, so whatever
-the first kill hit there is one job. The job's rate is so low that kills come while it runs, and each life says whether
-one did. In the end the job's own numbers, the queues, the history and `check` must agree.
+the first kill hit there is one job. The job's rate is so low that at least one kill comes while it runs, which the
+test asserts. In the end the job's own numbers, the queues, the history and `check` must agree.
 """
 
 import json
@@ -26,7 +26,7 @@ QUEUES = "/api/v1/queues/000000000000/us-east-1"
 MESSAGES = 3_000
 HELD = 5
 RATE = 500
-"""Messages a second: at 10,000 the job was over before the first kill."""
+"""Messages a second: the job runs for about 3 s."""
 END_S = 60
 
 
@@ -105,7 +105,7 @@ def live(directory: Path, act: str, kills: int, seed: int) -> None:
         lines = http.get("/api/v1/events", params={"from": "first", "limit": 1_000_000}).text.splitlines()
         counts = {name: http.get(f"{QUEUES}/{name}").json()["counts"] for name in ("jobs", "other")}
     assert {job["id"]} == ids | {job["id"]}
-    assert any(0 < done < free for done in done_at_starts), f"no kill came amid the job: {done_at_starts}"
+    assert any(0 < done < free for done in done_at_starts[1:]), f"no kill came amid the job: {done_at_starts}"
     assert (job["status"], job["matched"], job["done"], job["failed"]) == ("completed", free, free, 0)
     events = [json.loads(line) for line in lines]
     kind = "moved" if act == "move" else "deleted"

@@ -62,6 +62,19 @@ def test_the_fixture_is_renewed_between_cases() -> None:
     assert counted.renewed == 2
 
 
+def test_a_case_that_breaks_the_fixture_is_named_with_its_cause() -> None:
+    class Broken:
+        def renew(self) -> None:
+            raise RuntimeError("broken")
+
+    @for_each("number", range(2), fresh="place")
+    def check(place: Broken, number: int) -> None:
+        raise OSError("the cause")
+
+    with pytest.raises(AssertionError, match=r"(?s)number='0': OSError: the cause.*number='1': RuntimeError: broken"):
+        check(place=Broken())
+
+
 def test_an_interrupt_ends_it() -> None:
     @for_each("number", [1, 2])
     def check(number: int) -> None:

@@ -37,11 +37,9 @@ def for_each(
     given = None if ids is None or callable(ids) else list(ids)
     labels = [_label(row, ids if callable(ids) else None) for row in rows] if given is None else given
 
-    def cases(fixtures: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-        for number, (label, row) in enumerate(zip(labels, rows, strict=True)):
-            if fresh and number:
-                fixtures[fresh].renew()
-            yield label, row
+    def renew(fixtures: dict[str, Any], number: int) -> None:
+        if fresh and number:
+            fixtures[fresh].renew()
 
     def decorate(test: Any) -> Any:
         signature = inspect.signature(test)
@@ -51,8 +49,9 @@ def for_each(
             @functools.wraps(test)
             async def all_cases(*positional: Any, **fixtures: Any) -> None:
                 failures = _Failures(len(rows))
-                for label, row in cases(fixtures):
+                for number, (label, row) in enumerate(zip(labels, rows, strict=True)):
                     with failures.of(label):
+                        renew(fixtures, number)
                         await test(*positional, **fixtures, **row)
                 failures.report()
         else:
@@ -60,8 +59,9 @@ def for_each(
             @functools.wraps(test)
             def all_cases(*positional: Any, **fixtures: Any) -> None:
                 failures = _Failures(len(rows))
-                for label, row in cases(fixtures):
+                for number, (label, row) in enumerate(zip(labels, rows, strict=True)):
                     with failures.of(label):
+                        renew(fixtures, number)
                         test(*positional, **fixtures, **row)
                 failures.report()
 
