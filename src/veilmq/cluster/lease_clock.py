@@ -31,7 +31,7 @@ class SeenClock(msgspec.Struct, frozen=True):
     incarnation: UUID
     clock: Instant
     looked_ns: int
-    """The boot clock before the lease clock was read: any other lease clock was committed after this."""
+    """The boot clock before the lease clock was read: any later lease clock was committed after this."""
     after_ns: int | None
     """A reading of the boot clock after which this lease clock was written; None: unknown."""
     sent: tuple[Instant, int] | None = None
@@ -65,14 +65,20 @@ class Memory:
                 if (found.boot, found.incarnation) == (self._boot, incarnation):
                     self.last = found
 
-    def looked(self, clock: Instant, looked_ns: int) -> None:
-        """This lease clock was read. looked_ns: the boot clock before."""
-        last, before_ns = self.last, None
+    def looked(self, clock: Instant, looked_ns: int) -> SeenClock:
+        """This lease clock was read. looked_ns: the boot clock before. Returns what is known of it."""
+        last, after_ns, before_ns = self.last, None, None
         if last is not None:
-            before_ns = last.before_ns if last.clock == clock else last.looked_ns
-        self._keep(
-            SeenClock(self._boot, self._incarnation, clock, looked_ns, self.after_ns(clock), before_ns=before_ns)
-        )
+            if clock == last.clock:
+                after_ns, before_ns = last.after_ns, last.before_ns
+            elif clock > last.clock:
+                after_ns, before_ns = last.before_ns, last.looked_ns
+            # else a standby without the last renewal was promoted: this clock is older than what was read before
+            if last.sent is not None and last.sent[0] == clock:
+                after_ns = last.sent[1]
+        seen = SeenClock(self._boot, self._incarnation, clock, looked_ns, after_ns, before_ns=before_ns)
+        self._keep(seen)
+        return seen
 
     def sending(self, clock: Instant, sent_ns: int) -> None:
         """A server that owns the shard is about to write its lease clock. sent_ns: the boot clock before."""
@@ -85,14 +91,3 @@ class Memory:
         if self._path is not None and self._boot:
             with suppress(OSError), open(self._path, "wb", opener=_open_to_replace) as file:
                 file.write(msgspec.json.encode(seen).ljust(_SEEN_BYTES))
-
-    def after_ns(self, clock: Instant) -> int | None:
-        """The boot clock's reading after which this lease clock was written; None: unknown."""
-        last = self.last
-        if last is None:
-            return None
-        if last.sent is not None and last.sent[0] == clock:
-            return last.sent[1]
-        if last.clock == clock:
-            return last.after_ns
-        return last.looked_ns if last.before_ns is None else last.before_ns

@@ -23,7 +23,7 @@ from uuid import UUID
 
 import psycopg
 
-from veilmq.cluster.lease_clock import Memory
+from veilmq.cluster.lease_clock import Memory, SeenClock
 from veilmq.cluster.postgres import Connected, Postgres, Session, Uncertain, Unfit, Unreachable, text_of
 from veilmq.cluster.postgres.schema import SHARD, Formats, Shard, admit, look, refuse_moved
 from veilmq.model.instant import Instant
@@ -74,12 +74,19 @@ class Sight(NamedTuple):
     """How long ago that was by PostgreSQL's clock, which may have been set since."""
     since_ns: int
     """The candidate's boot clock just after it first read this epoch and beat."""
-    after_ns: int | None
-    """A reading of its boot clock after which this lease clock was written; None: unknown. See `Memory.after_ns`."""
+    seen: SeenClock
+    """What its boot clock says of this lease clock."""
 
     def gone_us(self, now_ns: int) -> int:
-        """How long ago the last renewal was, by PostgreSQL's clock and at most what the boot clock allows."""
-        return self.away_us if self.after_ns is None else min(self.away_us, (now_ns - self.after_ns) // 1_000)
+        """How long ago the last renewal was written, by PostgreSQL's clock and at most what the boot clock allows."""
+        return self._at_most_since(self.seen.after_ns, now_ns)
+
+    def shown_us(self, now_ns: int) -> int:
+        """For how long it has been committed, likewise: less, if its commit waited for a standby."""
+        return self._at_most_since(self.seen.before_ns, now_ns)
+
+    def _at_most_since(self, bound_ns: int | None, now_ns: int) -> int:
+        return self.away_us if bound_ns is None else min(self.away_us, (now_ns - bound_ns) // 1_000)
 
     def free_for(self, server: "Server") -> bool:
         """Whether the shard was handed to this server, or to anybody, or is its own."""
@@ -130,11 +137,9 @@ class Candidate(Connected):
             row = self._connected().execute(_SIGHT, (SHARD,)).fetchone()
         assert row is not None
         before, read_ns = self._sight, self._boot_ns()
-        clock = Instant(row[5])
-        sight = Sight._make((*row, read_ns, self._memory.after_ns(clock)))
+        sight = Sight._make((*row, read_ns, self._memory.looked(Instant(row[5]), began_ns)))
         if before is not None and (before.epoch, before.beat) == (sight.epoch, sight.beat):
             sight = sight._replace(since_ns=before.since_ns)
-        self._memory.looked(clock, began_ns)
         self._sight = sight
         return sight
 
@@ -155,9 +160,10 @@ class Candidate(Connected):
         """In how long the shard may be taken over, if its owner gives no sign of life. Call after `look`."""
         sight = self._sight
         assert sight is not None
-        stood_us = (self._boot_ns() - sight.since_ns) // 1_000
+        now_ns = self._boot_ns()
+        stood_us = (now_ns - sight.since_ns) // 1_000
         leases = 0 if sight.free_for(self.server) else 1
-        if sight.clock and sight.gone_us(self._boot_ns()) - stood_us > UNSEEN_US:
+        if sight.clock and sight.shown_us(now_ns) - stood_us > UNSEEN_US:
             leases += 1
         return sight.lease_us * leases + self._margin_us - stood_us if leases else 0
 
