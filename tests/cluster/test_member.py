@@ -22,10 +22,13 @@ from tests.support.sqlite import SMALL
 
 from veilmq.cluster import snapshotting
 from veilmq.cluster.member import Member, membership
+from veilmq.cluster.member.copy import Copy
 from veilmq.cluster.postgres import Postgres
 from veilmq.cluster.postgres.ownership import MARGIN_US, Before, Ownership, Server, begins_at
 from veilmq.cluster.postgres.schema import LEASE_US, Formats, init
+from veilmq.cluster.postgres.snapshots import Snapshots
 from veilmq.cluster.registry import Registry
+from veilmq.cluster.snapshotting import Stopped
 from veilmq.engine.directory import STATE_FORMAT
 from veilmq.engine.engine import Engine
 from veilmq.model.instant import DAY_US, HOUR_US, SECOND_US, Instant
@@ -81,10 +84,11 @@ class CountingClock(Clock):
         return super().__call__()
 
 
-def member_of(cluster: Cluster, copy: Path, clock: Clock, dsn: str = "", **options: Any) -> Member:
-    def opened(path: Path) -> SqliteFollower:
-        return SqliteFollower(path, SMALL)
+def opened(path: Path) -> SqliteFollower:
+    return SqliteFollower(path, SMALL)
 
+
+def member_of(cluster: Cluster, copy: Path, clock: Clock, dsn: str = "", **options: Any) -> Member:
     return Member(dsn or cluster.pair.dsn, copy, opened, clock, formats=Formats(1, 1), name="one", **options)
 
 
@@ -124,6 +128,30 @@ def test_who_was_asked_to_hand_over_leaves_the_shard_to_others_for_a_while(
                 until(lambda: "and this server cannot take over: an append of the owner is under way" in member.unowned)
         assert isinstance(found.result(20), Ownership)
     assert member.unowned == "nobody owns the queues at present"
+
+
+def test_an_owner_that_cannot_read_on_gives_the_shard_back_with_the_lease_clock_as_it_was(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """The next owner must still count for how long the one before was away."""
+    cluster.owner("one", Clock()).renew(RENEWED)
+    cluster.pair.primary.query("update veilmq.lease set renewed = renewed - interval '1 hour'")
+
+    def stop() -> None:
+        raise Stopped
+
+    snapshots = Snapshots(cluster.postgres(), cluster.shard.incarnation)
+    with closing(Copy(tmp_path / "copy", opened, snapshots, between=stop)) as copy:
+        for name in ("two", "three"):
+            clock = Clock()
+            candidate = cluster.candidate(name, clock)
+            candidate.look()
+            clock.advance(2 * LEASE_US + MARGIN_US)
+            owner = cluster.kept(candidate.take_over())
+            assert (owner.before.clock, owner.before.away_us >= HOUR_US) == (RENEWED, True)
+            with pytest.raises(Stopped):
+                copy.catch_up(cluster.reader(), owner)
+            assert owner.lost is not None
 
 
 def test_a_drained_server_does_not_take_over(cluster: Cluster, tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ class Copy:
         except BaseException:
             if ownership is not None:
                 with suppress(NotOwner, Unreachable, Unfit):
-                    ownership.hand_over("", ownership.before.clock)
+                    ownership.hand_over("", None)
             raise
 
     def read_on(self, reader: LogReader) -> bool:

@@ -378,23 +378,26 @@ class Ownership(Connected):
             raise lost
         self.epoch = epoch
 
-    def hand_over(self, to: str, clock: Instant) -> None:
+    def hand_over(self, to: str, clock: Instant | None) -> None:
         """Give the shard to a server, or with an empty name to any. Call when nothing is being appended.
 
-        clock: this server's lease clock, for the next owner.
+        clock: this server's lease clock, for the next owner. None: it was never set, so the next owner goes by the last
+        renewal, as this one did.
 
         From here on this server owns nothing, whatever is raised. Raises NotOwner, Unreachable (the lease has to run
         out), Unfit.
         """
         self.lose(NotOwner(f"handed over to {to or 'any server'}"), wanted=True)
         failed = "PostgreSQL did not store the hand-over"
-        self._memory.sending(clock, self._boot_ns())
+        if clock is not None:
+            self._memory.sending(clock, self._boot_ns())
         with self.postgres.session(failed) as session, session.certain(), session.transaction():
             shard = look(session, incarnation=self.shard.incarnation, lock="for update")
             if shard.holder != self.server.holder:
                 raise owned_by(shard)
             epoch = raise_epoch(session, shard, None, to)
-            session.execute(_RENEW, (clock, SHARD, epoch))
+            if clock is not None:
+                session.execute(_RENEW, (clock, SHARD, epoch))
         log.info("handed over to %s, which begins epoch %d", to or "any server", epoch + 1)
 
     def lose(self, why: NotOwner, *, wanted: bool = False) -> None:
