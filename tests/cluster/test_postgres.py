@@ -5,12 +5,14 @@ import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from uuid import uuid4
 
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from tests.cluster.conftest import Clock, Cluster
+from tests.support.commands import Run, in_process
 from tests.support.postgres import Pair, until
 
 from veilmq.cluster.postgres import ClusterError, Postgres, Seen, Uncertain, Unfit, Unreachable
@@ -18,6 +20,11 @@ from veilmq.cluster.postgres.schema import LAYOUT, WrongCluster, admit, init, lo
 from veilmq.model.instant import Instant
 from veilmq.store.log import NotAppended
 from veilmq.testing.for_each import for_each
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+    return in_process(monkeypatch, capsys, tmp_path)
 
 
 def as_role(pair: Pair, **changed: str) -> Postgres:
@@ -175,7 +182,7 @@ class TestInit:
         with pytest.raises(Unfit, match="upgrade"):
             cluster.candidate("two", Clock()).look()
 
-    def test_a_role_that_may_not_is_told_what_it_needs(self, cluster: Cluster) -> None:
+    def test_a_role_that_may_not_is_told_what_it_needs(self, cluster: Cluster, run: Run) -> None:
         primary = cluster.pair.primary
         primary.query("create role plain login")
         try:
@@ -192,7 +199,13 @@ class TestInit:
             shard = init(as_role(cluster.pair, user="plain"), state_format=1)
             with as_role(cluster.pair, user="plain").connect() as session:
                 assert admit(session, shard.incarnation) == shard
+            for names in (cluster.pair.standby.name, ""):  # it may not see more of the standby than that it is there
+                primary.set("synchronous_standby_names", names)
+                dsn = make_conninfo(primary.dsn, user="plain")
+                shown = run("cluster", "status", "--cluster", dsn, "--single-copy").out
+                assert ("grant pg_monitor" in shown, "none confirms commits" in shown) == (bool(names), not names)
         finally:
+            primary.set("synchronous_standby_names", cluster.pair.standby.name)
             primary.query("drop schema veilmq cascade")
             primary.query("drop role plain")
 

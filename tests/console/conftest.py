@@ -143,6 +143,8 @@ class Clustered:
         """Whether PostgreSQL does."""
         self.missing = ""
         """The standbys that commits wait for."""
+        self.single_copy = False
+        """Whether they wait for none."""
         self.standbys = [Standby("db2", "sync", "streaming", 0.001)]
         self.alone = False
         """Whether the other servers have gone."""
@@ -160,7 +162,7 @@ class Clustered:
         status = Status(
             incarnation=UUID(int=1), format=10, owner="one", address="one:9327", epoch=7, lease_s=3.0, renewed_s=0.4,
             owned=True, records=100, segments=1, log_bytes=3_145_728, snapshot=90, snapshot_age_s=7_200.0,
-            standbys=self.standbys, missing=self.missing, servers=servers,
+            standbys=self.standbys, missing=self.missing, single_copy=self.single_copy, servers=servers,
         )  # fmt: skip
         return ClusterReport(
             server="one", owner="one", leads=True, epoch=7, ready=True, held=0, lag_s=0.0, lag_records=0,

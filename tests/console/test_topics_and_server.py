@@ -195,10 +195,10 @@ def test_the_cluster_is_shown_and_handed_over_once(server: Any, api: Api, visito
     text = plain(visitor.get("/console/cluster").text)  # alone
     assert "<two> is not running: start it, or veilmq cluster forget <two> if it will not come back" in text
     assert "no other server could own the queues: nobody takes over if one is lost" in text
-    for cluster.missing, sync, said in (
-        ("<db3>", "quorum", "commits are not confirmed: every client waits for standby <db3>."),
-        ("", "", "may not see whether it confirms commits: grant it pg_monitor"),
-        ("", "async", "none confirms commits: losing PostgreSQL's machine loses messages"),
+    for cluster.missing, sync, cluster.single_copy, said in (
+        ("<db3>", "quorum", False, "commits are not confirmed: every client waits for standby <db3>."),
+        ("", "", False, "may not see whether it confirms commits: grant it pg_monitor"),
+        ("", "", True, "none confirms commits: losing PostgreSQL's machine loses messages"),
     ):
         cluster.standbys = [Standby("db2", sync, "streaming", 0.001)]
         text = plain(visitor.get("/console/cluster").text)

@@ -338,6 +338,8 @@ class Status(msgspec.Struct, kw_only=True):
     missing: str = ""
     """The standbys that every client waits for: too few of those that must confirm commits are connected. Empty: none,
     or this role may not see it."""
+    single_copy: bool
+    """Whether commits wait for no standby, so that what is acknowledged is on one machine."""
     servers: list[Registered]
     """All that belong to the cluster, by name."""
 
@@ -359,11 +361,6 @@ class Status(msgspec.Struct, kw_only=True):
         """Whether this role may not see which standbys confirm commits."""
         return not all(standby.sync for standby in self.standbys)
 
-    @property
-    def single_copy(self) -> bool:
-        """Whether commits wait for no standby, so that what is acknowledged is on one machine."""
-        return not (self.missing or self.confirming or self.blind)
-
 
 def within(postgres: Postgres, act: Callable[[Session], T]) -> T:
     """What a function of the registry does or finds, on a connection of its own. Raises Unreachable, Unfit."""
@@ -375,7 +372,7 @@ def within(postgres: Postgres, act: Callable[[Session], T]) -> T:
 def status(postgres: Postgres) -> Status:
     """Ask. Raises Unreachable, Unfit."""
     with postgres.session() as session:
-        shard, missing = look(session), session.missing
+        shard, missing, single_copy = look(session), session.missing, session.single_copy
         [(beat, renewed_s)] = session.execute(_LEASE, (SHARD,))
         size = log_bytes(session)
         [(snapshot, snapshot_age_s, verified_by)] = session.execute(_SNAPSHOT)
@@ -404,5 +401,6 @@ def status(postgres: Postgres) -> Status:
         moved=shard.moved,
         standbys=standbys,
         missing=missing,
+        single_copy=single_copy,
         servers=registered,
     )

@@ -318,6 +318,7 @@ def shown_cluster(report: ClusterReport) -> dict[str, Any]:
         "lease_us": _us(found.lease_s),
         "renewed_us": _us(found.renewed_s),
         "owned": found.owned,
+        "single_copy": found.single_copy,
     }
     if found.snapshot_age_s is not None:
         shown["snapshot"] = {"record": found.snapshot, "age_us": _us(found.snapshot_age_s)}

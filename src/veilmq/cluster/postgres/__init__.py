@@ -106,6 +106,8 @@ class Session(psycopg.Connection[tuple[Any, ...]]):
     """The primary's timeline when it was checked last."""
     missing: str = ""
     """The standbys that a commit waited for when that was checked last: too few of them were connected."""
+    single_copy: bool = False
+    """Whether commits waited for no standby when that was checked last."""
 
     def __init__(self, pgconn: pq.abc.PGconn, row_factory: RowFactory[tuple[Any, ...]] = tuple_row) -> None:
         self._closing = False
@@ -316,6 +318,7 @@ class Postgres:
             raise Unfit(
                 "no standby confirms commits: set synchronous_standby_names in PostgreSQL, or start with --single-copy"
             )
+        session.single_copy = not names
         session.missing = "" if connected is None else _missing(names, connected)
         if fsync != "on":
             raise Unfit("PostgreSQL does not sync its files: set fsync = on")
