@@ -250,6 +250,7 @@ class TestRefused:
         assert run("cluster", "export", "new", "--cluster", empty.pair.dsn).code == 0
         shown = run("cluster", "status", "--cluster", empty.pair.dsn).out
         assert f"export    to {tmp_path / 'new'}: no server" in shown
+        assert "could own" not in shown
         for command in ("handover", "finalize"):
             assert "data was exported to" in run("cluster", command, "--cluster", empty.pair.dsn).err
         again = run("cluster", "export", "other", "--cluster", empty.pair.dsn)

@@ -687,6 +687,7 @@ def test_the_commands_make_a_cluster_and_show_it(run: Run, shared_pair: Pair, tm
     before = run("cluster", "status", "--cluster", shared_pair.dsn)
     assert before.code == 1
     assert "nobody, epoch 0" in before.out
+    assert "server    no server could own the queues: start one" in before.out
     in_json = run("cluster", "status", "--cluster", shared_pair.dsn, "--json")
     assert (in_json.code, in_json.json[0]["owned"], in_json.json[0]["keep_s"]) == (1, False, 0)
     asked = [run("cluster", command, "--cluster", shared_pair.dsn) for command in ("handover", "finalize")]

@@ -263,7 +263,8 @@ def another(found: Sequence[Registered], name: str) -> bool:
 
 def _why_not_owner(found: Sequence[Registered], owner: str, to: str) -> str:
     if not to:
-        return "" if another(found, owner) else "no other server could own the queues: start one, or undrain one"
+        other = "other " if owner else ""
+        return "" if another(found, owner) else f"no {other}server could own the queues: start one, or undrain one"
     wanted = {each.name: each for each in found}.get(to)
     if wanted is None:
         return _unknown(found, to)

@@ -140,7 +140,7 @@ def _show(found: Status) -> None:
         print("standby   none confirms commits: losing PostgreSQL's machine loses messages")
     for server in found.servers:
         print(f"server    {server.name}: {_said(server, found)}")
-    if why := found.why_not_owner(""):
+    if not found.moved and (why := found.why_not_owner("")):
         print(f"server    {why}")
 
 
