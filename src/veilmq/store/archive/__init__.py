@@ -172,9 +172,13 @@ class Objects:
     def __init__(self, files: Any, scheme: str, url: str) -> None:
         self._files = files
         self._root = str(files._strip_protocol(url)).rstrip("/")
-        password = _PASSWORD.match(self._root)
-        self._password = password and self._root[len(password["before"]) - 1 : password.end()]
-        """With the colon before it and the `@` after it."""
+        self._hidden: dict[str, str] = {}
+        """What a text may have of the password, with what stands there instead."""
+        if found := _PASSWORD.match(self._root):
+            before, password = found["before"], self._root[found.end("before") : found.end() - 1]
+            self._hidden[f":{password}@"] = ":***@"
+            if in_bucket := password.partition("/")[0]:  # where a store takes what is before the `/` for the bucket
+                self._hidden[before + in_bucket] = f"{before}***"
         names = _FAULTS.get(_ALIASES.get(scheme, scheme), ())
         self._faults: tuple[type[BaseException], ...] = (
             OSError, EOFError, *(fault for name in names for fault in _class_of(name))
@@ -206,8 +210,8 @@ class Objects:
             return _MISSING
         except self._faults as error:
             told = f"{arguments[0]}: {type(error).__name__}: {error}"
-            if self._password:  # which a text may have with another part of the URL
-                told = told.replace(self._password, ":***@")
+            for text, instead in self._hidden.items():
+                told = told.replace(text, instead)
             raise PlaceFailed(told) from error
 
 
