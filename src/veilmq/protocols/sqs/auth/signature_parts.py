@@ -79,6 +79,7 @@ TERMINATOR: Final = b"aws4_request"
 OLD_SCHEMES: Final = (b"AWS ", b"AWS3 ", b"AWS3-HTTPS ")
 """How Authorization headers of earlier signature versions begin."""
 
+_SCHEME: Final = re.compile(rb"[A-Za-z0-9-]{1,32}")
 _ANONYMOUS: Final = "anonymous"
 _KEY_ID_CHARACTERS_MAX: Final = 128
 """Bound of an unchecked key id, because it goes into the history."""
@@ -117,7 +118,7 @@ def parse_authorization(value: bytes) -> tuple[bytes, tuple[bytes, ...], bytes]:
     """Credential, names of the signed headers, signature."""
     algorithm, _, parameters = value.partition(b" ")
     if algorithm != ALGORITHM:
-        if not parameters:  # it may be a token, which belongs in no log
+        if not (parameters and _SCHEME.fullmatch(algorithm)):  # it may be a secret, which belongs in no log
             algorithm = b""
         raise Refusal(errors.INCOMPLETE_SIGNATURE, f"Unsupported AWS 'algorithm': '{show(algorithm)}'.")
     named: dict[bytes, bytes] = {}
