@@ -71,6 +71,7 @@ class Running:
         self.keyring = keyring or DevelopmentKeyring()
         self.settings = settings
         self.ports: dict[str, Any] = {}
+        self.on_reload: set[Callable[[], None]] = set()
         self.pushes: dict[str, int] = {}
         self.push_room: Any = None
         self.push_fault: str | None = None

@@ -6,8 +6,8 @@ import socket
 import threading
 import time
 from base64 import b64encode
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import httpx
@@ -304,64 +304,96 @@ def test_pages_of_a_foreign_origin_are_refused(checked: str, origin: str, status
         assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
-@pytest.mark.parametrize(
-    ("after", "status"),
+ASKED = (Grant(OF_ALL_ACCOUNTS), Grant(frozenset({Action.RECEIVE, Action.DELETE, Action.PURGE, Action.EVENTS})))
+WIDER = (Grant(OF_ALL_ACCOUNTS), *EVERYTHING)
+
+
+def some(grants: tuple[Grant, ...], secret: str = "secret of all", home: str = "us-east-1") -> tuple[AccessKey, ...]:
+    return (AccessKey("all", secret, "111111111111", home, grants),)
+
+
+@for_each(
+    ("after", "status", "of_snapshot"),
     [
-        ((), 401),
-        ((AccessKey("all", "another secret", "111111111111", grants=EVERYTHING),), 401),
-        ((AccessKey("all", "secret of all", "111111111111", grants=(Grant(frozenset({Action.SEND})),)),), 403),
-        ((AccessKey("all", "secret of all", "111111111111", grants=EVERYTHING),), 200),
+        ((), 401, 401),
+        (some(ASKED, secret="another secret"), 401, 401),
+        (some((Grant(frozenset({Action.SEND})),)), 403, 403),
+        (some(WIDER), 200, 403),
+        (some(ASKED, home="eu-west-1"), 200, 200),
     ],
 )
 def test_who_waits_goes_by_the_credentials_of_the_end(
-    running: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: tuple[AccessKey, ...], status: int
+    running: Any, tmp_path_factory: Any, after: tuple[AccessKey, ...], status: int, of_snapshot: int
 ) -> None:
-    begun, go_on, copied = threading.Event(), threading.Event(), []
+    begun, go_on = threading.Event(), threading.Event()
+    making: list[Copies] = []
     write = Copies._snapshot_file
 
     def slow_copy(one: Copies, scope: Any) -> Any:
+        making.append(one)
         begun.set()
         go_on.wait(30)
         return write(one, scope)
 
-    monkeypatch.setattr(Copies, "_snapshot_file", slow_copy)
-    with running(tmp_path / "data", KEYS) as server:
+    data = tmp_path_factory.mktemp("waits") / "data"
+    with pytest.MonkeyPatch.context() as patch, running(data, Keys(*some(ASKED))) as server, ExitStack() as at_end:
+        at_end.callback(go_on.set)
+        patch.setattr(Copies, "_snapshot_file", slow_copy)
         assert HTTP.put(server.url + ORDERS, headers=BEARER).status_code == 201
-        answers: list[httpx.Response] = []
+        answers: dict[str, int] = {}
 
-        def ask(method: str, path: str, **how: Any) -> None:
-            answers.append(HTTP.request(method, server.url + path, headers=basic("all"), **how))
+        def ask(method: str, path: str, **how: Any) -> threading.Thread:
+            def run() -> None:
+                answers[path] = HTTP.request(method, server.url + path, headers=basic("all"), **how).status_code
 
-        waiting = [
-            threading.Thread(target=ask, args=("POST", ORDERS + "/receive"), kwargs={"json": {"wait_us": 25_000_000}}),
-            threading.Thread(target=ask, args=("GET", "/api/v1/events?from=next&follow=25")),
-        ]
-        asked = {"url": f"{server.url}/api/v1/snapshot", "headers": basic("all")}
-        copying = threading.Thread(target=lambda: copied.append(HTTP.get(**asked)))
-        for each in (*waiting, copying):
-            each.start()
+            asking = threading.Thread(target=run)
+            asking.start()
+            return asking
+
+        def until(holds: Callable[[], bool]) -> None:
+            end = time.monotonic() + 20
+            while not holds():
+                assert time.monotonic() < end
+                time.sleep(0.01)
+
+        receive, events = ORDERS + "/receive", "/api/v1/events?from=next&follow=25"
+        snapshot, backup = "/api/v1/snapshot", "/api/v1/backup"
+        receiving = ask("POST", receive, json={"wait_us": 25_000_000})
+        others = [ask("GET", events), ask("GET", snapshot)]
         assert begun.wait(20)
-        until = time.monotonic() + 20
-        while not (len(server.shell.engine.waiting) and server.shell.stats.followers):
-            assert time.monotonic() < until
-            time.sleep(0.01)
-        with socket.create_connection(("127.0.0.1", server.port), timeout=30) as slow:
-            head = f"POST {ORDERS}/delete HTTP/1.1\r\nHost: localhost\r\nAuthorization: {basic('all')['Authorization']}"
-            slow.sendall(f"{head}\r\nExpect: 100-continue\r\nContent-Length: 15\r\n\r\n".encode())
-            assert slow.recv(1_000).startswith(b"HTTP/1.1 100 "), "the key is checked"
-            server.keyring = Keys(*after)
-            slow.sendall(b'{"handles":[]} ')
-            answer = slow.recv(1_000)
-            assert answer.startswith(b"HTTP/1.1 400 " if status == 200 else b"HTTP/1.1 401 "), answer
+        others.append(ask("POST", backup))
+        until(lambda: making[0].count == 2)
+        until(lambda: bool(len(server.shell.engine.waiting) and server.shell.stats.followers))
+        purge = f"{ORDERS}/purge", b"?"
+        job = "/api/v1/jobs", b'{"act":"delete","queue":"none"}'
+        slow = [(upload(server.port, path, len(body)), body) for path, body in (purge, job)]
+        server.keyring = Keys(*after)
+        server.loop.call_soon_threadsafe(lambda: [end() for end in list(server.on_reload)])
+        for client, body in slow:
+            client.sendall(body)
+            answer = client.recv(1_000)
+            client.close()
+            assert int(answer.split()[1]) in ((400, 404) if status == 200 else (status,)), answer
+        if status != 200:
+            receiving.join(10)
+            assert answers == {receive: status}, "it waits for a message that it cannot have"
         sent = {"messages": [{"body": "a"}]}
         assert HTTP.post(server.url + ORDERS + "/messages", headers=BEARER, json=sent).status_code == 200
         go_on.set()
-        for each in (*waiting, copying):
+        for each in (receiving, *others):
             each.join(30)
-        assert [answer.status_code for answer in answers] == [status, status]
-        assert [answer.status_code for answer in copied] == [200 if status == 200 else 401]
-        left = HTTP.post(server.url + ORDERS + "/receive", headers=BEARER, json={"wait_us": 1_000_000}).json()
-        assert len(left["messages"]) == (status != 200)
+        assert answers == {receive: status, events: status, snapshot: of_snapshot, backup: status}
+        left = HTTP.post(server.url + receive, headers=BEARER, json={"wait_us": 1_000_000}).json()["messages"]
+        assert [message["receive_count"] for message in left] == ([] if status == 200 else [1])
+
+
+def upload(port: int, path: str, size: int) -> socket.socket:
+    """A connection that has sent the head of a request of the key `all`, which was accepted."""
+    client = socket.create_connection(("127.0.0.1", port), timeout=30)
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: {basic('all')['Authorization']}"
+    client.sendall(f"{head}\r\nExpect: 100-continue\r\nContent-Length: {size}\r\n\r\n".encode())
+    assert client.recv(1_000).startswith(b"HTTP/1.1 100 "), "the key is checked"
+    return client
 
 
 def test_development_mode_has_no_keys(server: Any) -> None:

@@ -303,7 +303,7 @@ def test_who_will_come_for_it_may_have_it_held(running: Any, tmp_path: Path) -> 
 
 
 async def _events(server: Any, request: Request) -> Response:
-    return await feed.Feed(server.store.reader, server.shell, lambda: server.keyring).events(request)
+    return await feed.Feed(server.store.reader, server.shell).events(request)
 
 
 async def _next(parts: AsyncIterator[bytes]) -> bytes:

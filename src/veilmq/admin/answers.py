@@ -6,7 +6,7 @@ store.
 """
 
 import logging
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -42,6 +42,11 @@ def caller_of(request: Request) -> Caller:
     return caller
 
 
+def caller_now(request: Request) -> Caller:
+    """The caller with its key's grants of now. Raises Refused (401) for a removed key."""
+    return caller_of(request).after_waiting(request.scope[KEYRING]())
+
+
 def scope_of(request: Request) -> Scope:
     """What of the history the caller may see. Raises Refused."""
     caller = caller_of(request)
@@ -49,9 +54,15 @@ def scope_of(request: Request) -> Scope:
     return Scope(caller.key, bodies=caller.bodies)
 
 
-async def body_of(request: Request) -> bytes:
-    """The whole body. Raises Refused: 413 beyond `BODY_BYTES_MAX`, 400 if the client hung up (for the log alone), 401
-    if the caller's key was taken away meanwhile: a client may take hours to send a body."""
+async def body_of(request: Request, check: Callable[[Caller], object] | None = None) -> bytes:
+    """The whole body; the caller then has the grants of its end, for a client may take hours to send it.
+
+    check: whether the caller may do it; made before the body is read and again with the new grants. None: the body
+    says what is to be checked. Raises what it raises, and Refused: 413 beyond `BODY_BYTES_MAX`, 400 if the client hung
+    up (for the log alone), 401 if the caller's key was taken away meanwhile.
+    """
+    if check is not None:
+        check(caller_of(request))
     parts: list[bytes] = []
     left = BODY_BYTES_MAX
     try:
@@ -62,7 +73,9 @@ async def body_of(request: Request) -> bytes:
             parts.append(part)
     except ClientDisconnect:
         raise Refused(400, "body_incomplete", "the connection ended within the body") from None
-    caller_of(request).check_unchanged(request.scope[KEYRING]())
+    request.scope[CALLER] = caller = caller_now(request)
+    if check is not None:
+        check(caller)
     return b"".join(parts)
 
 

@@ -4,7 +4,7 @@ Strategy: protocols name only what is read, so that the application runs over an
 ports.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from veilmq.model.instant import Instant
@@ -154,4 +154,9 @@ class Service(Protocol):
     @property
     def keyring(self) -> Keys:
         """The current keys."""
+        ...
+
+    @property
+    def on_reload(self) -> set[Callable[[], None]]:
+        """Called when the keys have been read again."""
         ...

@@ -208,6 +208,8 @@ class Service:
         """Values that all servers of the cluster have, by name, secrets among them. Empty for a server alone."""
         self.on_shared: Callable[[Mapping[str, bytes]], None] = lambda values: None
         """Called with what this server learns of `shared`, and with all of it when the ports are open."""
+        self.on_reload: set[Callable[[], None]] = set()
+        """Called when the credentials have been read again: the waits at the admin port."""
         self._serving = asyncio.Event()
         self._urls: dict[str, str] = {}
         self._closing: list[asyncio.Future[None]] = []
@@ -459,9 +461,11 @@ class Service:
             self._directory.announce(self._urls)
 
     def end_waits(self) -> None:
-        """The credentials were read again: answer the receives at the data ports that they no longer allow."""
+        """The credentials were read again: answer the receives that they no longer allow."""
         for port in self.ports.values():
             port.end_waits()
+        for end in list(self.on_reload):
+            end()
 
     def interrupt(self) -> None:
         """End a start that waits for the cluster."""

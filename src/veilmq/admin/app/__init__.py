@@ -27,7 +27,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from veilmq.admin import answers
-from veilmq.admin.access import Access
+from veilmq.admin.access import Access, Caller
 from veilmq.admin.api import Refused, inputs, operator, views
 from veilmq.admin.app.accounts import Accounts, Workers
 from veilmq.admin.app.messages import Jobs, Messages, Quarantine
@@ -100,7 +100,7 @@ def create_app(service: Service, settings: Settings, token: str) -> Starlette:
             *Topics(service).routes(),
             *Jobs(service).routes(),
             *Quarantine(service).routes(),
-            Feed(service.reader, service.shell, lambda: service.keyring).route(),
+            Feed(service.reader, service.shell).route(),
             *copies.routes(),
             *Upkeep(service, copies).routes(),
             *Workers(service).routes(),
@@ -117,7 +117,7 @@ def create_app(service: Service, settings: Settings, token: str) -> Starlette:
 
 def create_copy_app(copy: Follower, keyring: Callable[[], Keys], settings: Settings, token: str) -> Starlette:
     """The events in this server's copy, while another server owns the queues."""
-    return create_own_app([Feed(CopiedHistory(copy), None, keyring).route()], keyring, settings, token)
+    return create_own_app([Feed(CopiedHistory(copy), None).route()], keyring, settings, token)
 
 
 def create_own_app(routes: Sequence[Route], keyring: Callable[[], Keys], settings: Settings, token: str) -> Starlette:
@@ -241,6 +241,10 @@ class HandOverInput(msgspec.Struct, forbid_unknown_fields=True):
     to: Annotated[str, Meta(max_length=255)] = ""
 
 
+def _check_change(caller: Caller) -> None:
+    caller.check_change(Action.SETTINGS)
+
+
 class ClusterRoutes:
     """How the cluster stands, and a hand-over. A server alone has none of it."""
 
@@ -261,8 +265,7 @@ class ClusterRoutes:
 
     async def hand_over(self, request: Request) -> Response:
         """Ask the owner to hand over. It stands in the history, and is asked for once with one Idempotency-Key."""
-        answers.caller_of(request).check_change(Action.SETTINGS)
-        wanted = inputs.decode(await answers.body_of(request) or b"{}", HandOverInput)
+        wanted = inputs.decode(await answers.body_of(request, _check_change) or b"{}", HandOverInput)
         cluster = self._cluster()
         found = (await cluster.report()).status
         why_not = "" if found is None else found.why_not_owner(wanted.to)
@@ -371,8 +374,8 @@ class Upkeep:
 
     async def check(self, request: Request) -> Response:
         """Check everything, as `veilmq check` does."""
-        answers.caller_of(request).check(Action.BACKUP)
-        inputs.decode(await answers.body_of(request) or b"{}", inputs.Nothing)
+        body = await answers.body_of(request, lambda caller: caller.check(Action.BACKUP))
+        inputs.decode(body or b"{}", inputs.Nothing)
         reader = self._service.reader
         if isinstance(refusal := reader.refusal, StoreFailed):
             raise refusal
@@ -390,8 +393,7 @@ class Upkeep:
 
     async def accept_clock(self, request: Request) -> Response:
         """The machine's clock is right: let expire what only its step kept."""
-        answers.caller_of(request).check_change(Action.SETTINGS)
-        inputs.decode(await answers.body_of(request) or b"{}", inputs.Nothing)
+        inputs.decode(await answers.body_of(request, _check_change) or b"{}", inputs.Nothing)
         asked = operator.Asked("accept_clock", "clock", inputs.Nothing())
         commands = [self._service.clock.accepting()]
         (outcome,), headers = await answers.carry_out(request, self._service.shell, asked, commands)
@@ -402,8 +404,7 @@ class Upkeep:
 
     async def move_clock(self, request: Request) -> Response:
         """Move the clock: everything that becomes due has happened when this answers."""
-        answers.caller_of(request).check_change(Action.SETTINGS)
-        wanted = inputs.decode(await answers.body_of(request), ClockInput)
+        wanted = inputs.decode(await answers.body_of(request, _check_change), ClockInput)
         answers.no_command_id(request)
         if self._service.keyring.checks:
             raise Refused(403, "clock_fixed", "the clock moves in development mode alone: start without --credentials")

@@ -165,8 +165,8 @@ class Jobs:
 
     async def start(self, request: Request) -> Response:
         """Start a job: 201 with its first state."""
-        caller = caller_of(request)
         wanted = inputs.decode(await body_of(request), inputs.JobInput)
+        caller = caller_of(request)
         queue = self._queue(request, wanted.queue)
         caller.check(operator.ACTIONS[wanted.act], queue.account, queue.name)
         if wanted.filter.text is not None:
@@ -185,8 +185,8 @@ class Jobs:
 
     async def cancel(self, request: Request) -> Response:
         """End a job: what it did stays done."""
-        caller = caller_of(request)
         inputs.decode(await body_of(request), inputs.Nothing)
+        caller = caller_of(request)
         job = await self._job(request)
         act = job.act if isinstance(job, JobInfo) else Act.REDRIVE
         caller.check(operator.ACTIONS[act], job.source.account, job.source.name)

@@ -6,6 +6,7 @@ in its hidden queue, whose name no other route accepts, and the push room knows 
 
 import asyncio
 from collections import Counter
+from functools import partial
 from typing import Any, Final
 
 from starlette.concurrency import run_in_threadpool
@@ -13,10 +14,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from veilmq.admin.access import INPUT_ENDED
+from veilmq.admin.access import INPUT_ENDED, Caller
 from veilmq.admin.answers import (
     answer,
     body_of,
+    caller_now,
     caller_of,
     carry_out,
     command_id_of,
@@ -233,7 +235,8 @@ class Queues:
             if operation.method == "GET":
                 wanted = inputs.convert(members_of(request), operation.shape)
             else:
-                wanted = inputs.decode(await body_of(request), operation.shape)
+                check = partial(Caller.check, action=operation.action, account=key.account, queue=key.name)
+                wanted = inputs.decode(await body_of(request, check), operation.shape)
             caller = caller_of(request)
             asked = Asked(key, caller.origin, self._service.shell.arrived())
             commands = list(operation.plan(asked, wanted))
@@ -275,7 +278,7 @@ class Queues:
 
     async def _run(self, request: Request, commands: list[AnyCommand]) -> list[Outcome]:
         """The commands' outcomes. If the client hangs up, a receive ends and its messages are released; if it only ends
-        its input, the receive waits no longer."""
+        its input, the receive waits no longer. Raises Refused if the caller may not receive by then."""
         shell = self._service.shell
         first = commands[0]
         self.commands[type(first)] += len(commands)
@@ -285,31 +288,36 @@ class Queues:
             return await shell.call(*commands)
         call = asyncio.ensure_future(shell.receive(first, request.scope[INPUT_ENDED]))
         gone = asyncio.ensure_future(gone_of(request))
+
+        def end_if_refused() -> None:
+            try:
+                _check_receive(request, first)
+            except Refused:
+                call.cancel()
+
+        self._service.on_reload.add(end_if_refused)
         try:
             await asyncio.wait([call, gone], return_when=asyncio.FIRST_COMPLETED)
         finally:
+            self._service.on_reload.discard(end_if_refused)
             gone.cancel()
             if not call.done():
                 call.cancel()
-        if call.done() and not call.cancelled():
-            outcomes = call.result()
-            if isinstance(outcomes[0], Received):
-                if gone.done() and not gone.cancelled():
-                    shell.undeliver(first, outcomes[0])
-                else:
-                    self._check_after_waiting(request, first, outcomes[0])
-            return outcomes
-        return [Received([])]
+        outcome = call.result()[0] if call.done() and not call.cancelled() else Received([])
+        if isinstance(outcome, Received):
+            if gone.done() and not gone.cancelled():
+                shell.undeliver(first, outcome)
+            else:
+                try:
+                    _check_receive(request, first)
+                except Refused:
+                    shell.undeliver(first, outcome)
+                    raise
+        return [outcome]
 
-    def _check_after_waiting(self, request: Request, command: Receive, outcome: Received) -> None:
-        """Raises Refused and releases the messages if the caller may no longer receive them."""
-        queue = command.queue
-        try:
-            caller = caller_of(request).after_waiting(self._service.keyring)
-            caller.check(Action.RECEIVE, queue.account, queue.name)
-        except Refused:
-            self._service.shell.undeliver(command, outcome)
-            raise
+
+def _check_receive(request: Request, command: Receive) -> None:
+    caller_now(request).check(Action.RECEIVE, command.queue.account, command.queue.name)
 
 
 _TOPIC: Final = "/api/v1/topics/{account}/{region}/{name}"

@@ -21,8 +21,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from veilmq.admin.access import INPUT_ENDED, KEYRING
-from veilmq.admin.answers import JSON_LINES, body_of, caller_of, gone_of, scope_of, stream
+from veilmq.admin.access import INPUT_ENDED, Caller
+from veilmq.admin.answers import JSON_LINES, body_of, caller_now, gone_of, scope_of, stream
 from veilmq.admin.api import Refused
 from veilmq.admin.history import Scope, snapshot_lines
 from veilmq.admin.service import Service
@@ -107,14 +107,23 @@ class Copies:
         reader = self._service.reader
         if isinstance(refusal := reader.refusal, DiskLow):
             raise refusal
-        copy = await self._made(request, partial(self._snapshot_file, scope))
+
+        def check(caller: Caller) -> None:
+            if caller.key is not None and scope.key is not None and caller.key.grants != scope.key.grants:
+                words = "the grants of the access key were changed while the snapshot was made: ask again"
+                raise Refused(403, "not_granted", words)
+
+        copy = await self._made(request, partial(self._snapshot_file, scope), check)
         return stream(copy.parts(), JSON_LINES)
 
-    async def _made(self, request: Request, write: Callable[[], IO[bytes]]) -> "Copy":
-        """See `make`. Raises Refused (401) if the caller's key was taken away meanwhile: it may take minutes."""
+    async def _made(
+        self, request: Request, write: Callable[[], IO[bytes]], check: Callable[[Caller], object]
+    ) -> "Copy":
+        """See `make`. check: whether the caller may have the copy, with its grants of now: making it may take minutes.
+        Raises what it raises, and Refused (401) if the caller's key was taken away."""
         copy = await self.make(write)
         try:
-            caller_of(request).check_unchanged(request.scope[KEYRING]())
+            check(caller_now(request))
         except Refused:
             copy.close()
             raise
@@ -136,14 +145,14 @@ class Copies:
 
     async def backup(self, request: Request) -> Response:
         """The whole database as a file, with a fresh receipt key and epoch (`Reader.backup`)."""
-        caller_of(request).check(Action.BACKUP)
+        check = partial(Caller.check, action=Action.BACKUP)
+        await body_of(request, check)
         reader = self._service.reader
         if isinstance(refusal := reader.refusal, StoreFailed):
             raise refusal
         size_bytes = reader.database_bytes()
         if reader.directory.free_bytes() < size_bytes + reader.directory.floor_bytes():
             raise DiskLow(free_bytes=reader.directory.free_bytes())
-        await body_of(request)
         gone = asyncio.ensure_future(gone_of(request))
 
         def step() -> None:
@@ -151,7 +160,7 @@ class Copies:
                 raise ConnectionAbortedError("the client hung up before its backup was made")
 
         try:
-            copy = await self._made(request, partial(reader.backup, step))
+            copy = await self._made(request, partial(reader.backup, step), check)
         except (DatabaseFailed, NotOurs) as error:
             raise StoreFailed(reason=f"no backup could be made: {error}") from error
         except ConnectionAbortedError as error:

@@ -24,7 +24,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from veilmq.admin.answers import JSON_LINES, caller_of, in_thread, members_of, scope_of, stream
+from veilmq.admin.answers import JSON_LINES, caller_now, in_thread, members_of, scope_of, stream
 from veilmq.admin.api import Refused, inputs
 from veilmq.admin.history import (
     Errors,
@@ -36,7 +36,6 @@ from veilmq.admin.history import (
     piece_end,
     visible,
 )
-from veilmq.admin.service import Keys
 from veilmq.model.commands import LeaseSource
 from veilmq.model.events import Event, HistoryTrimmed, Kind, shown_detail
 from veilmq.model.messages import id_text
@@ -289,11 +288,10 @@ class History(Protocol):
 class Feed:
     """Reads one history."""
 
-    def __init__(self, history: History, shell: Shell | None, keyring: Callable[[], Keys]) -> None:
+    def __init__(self, history: History, shell: Shell | None) -> None:
         """shell: tells of new events. None: nobody waits for one here."""
         self._history = history
         self._shell = shell
-        self._keyring = keyring
         self._epoch = ""
 
     def route(self) -> Route:
@@ -312,7 +310,7 @@ class Feed:
         start, first, following = await run_in_threadpool(self._find_held, wanted.start, max(wanted.hold, _READ_S))
         if start >= following and wanted.follow:
             first, following = await self._wait(start, wanted.follow)
-            caller = caller_of(request).after_waiting(self._keyring())
+            caller = caller_now(request)
             caller.check(Action.EVENTS)
             scope = scope._replace(key=caller.key)
         early_s = asked + min(_GATHER_S, wanted.follow) - asyncio.get_running_loop().time()
