@@ -3,8 +3,11 @@
 import asyncio
 import logging
 import os
+import socket
+import struct
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -88,32 +91,65 @@ class Speechless(Codec):
         raise ValueError("no text has this form")
 
 
-async def receive_in_vain(path: Path) -> list[str]:
-    """A request whose answer cannot be written; what the next receive gets."""
+@asynccontextmanager
+async def connected(
+    path: Path, codec: type[Codec]
+) -> AsyncIterator[tuple[Shell, Port, asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A connection to a port of SQS."""
     store = SqliteFactory(path).open()
     shell = Shell(Engine(), store, LeaseClock())
     shell.start()
     await shell.call(CreateQueue(queue=QUEUE, origin=TESTER))
-    await shell.call(sending(QUEUE, "work"))
     keyring = DevelopmentKeyring()
-    port = Port("sqs", Speechless(keyring, Endpoint()), shell, shell.engine.unread, keyring, Hosts([]))
+    port = Port("sqs", codec(keyring, Endpoint()), shell, shell.engine.unread, keyring, Hosts([]))
     listener = await listen("127.0.0.1", 0, port.handle)
-    reader, writer = await asyncio.open_connection(*listener.address[:2])
-    body = b"Action=ReceiveMessage&QueueUrl=/000000000000/jobs"
-    form = b"Content-Type: application/x-www-form-urlencoded\r\nConnection: close\r\n"
-    writer.write(b"POST / HTTP/1.1\r\nHost: localhost\r\n%sContent-Length: %d\r\n\r\n%s" % (form, len(body), body))
-    answer = await reader.read()
-    assert answer.startswith(b"HTTP/1.1 500 ")
-    writer.close()
-    (outcome,) = await shell.call(TAKE)
-    assert isinstance(outcome, Received)
+    yield shell, port, *await asyncio.open_connection(*listener.address[:2])
     await listener.close_gracefully(1)
     await shell.stop(5)
     store.close()
+
+
+def ask(writer: asyncio.StreamWriter, body: bytes) -> None:
+    form = b"Content-Type: application/x-www-form-urlencoded\r\nConnection: close\r\n"
+    writer.write(b"POST / HTTP/1.1\r\nHost: localhost\r\n%sContent-Length: %d\r\n\r\n%s" % (form, len(body), body))
+
+
+async def taken(shell: Shell) -> list[str]:
+    """What the next receive gets."""
+    (outcome,) = await shell.call(TAKE)
+    assert isinstance(outcome, Received)
     return [message.body for message in outcome.messages]
 
 
-@for_each("play", [wait_and_go, take_and_go, receive_in_vain])
+RECEIVE = b"Action=ReceiveMessage&QueueUrl=/000000000000/jobs"
+
+
+async def receive_in_vain(path: Path) -> list[str]:
+    """A request whose answer cannot be written; what the next receive gets."""
+    async with connected(path, Speechless) as (shell, _, reader, writer):
+        await shell.call(sending(QUEUE, "work"))
+        ask(writer, RECEIVE)
+        assert (await reader.read()).startswith(b"HTTP/1.1 500 ")
+        writer.close()
+        return await taken(shell)
+
+
+async def hang_up(path: Path) -> list[str]:
+    """A client that resets its connection while its receive waits; what the next receive gets."""
+    look = DescribeQueue(queue=QUEUE, origin=TESTER)
+    async with connected(path, Codec) as (shell, port, _, writer), asyncio.timeout(20):
+        ask(writer, RECEIVE + b"&WaitTimeSeconds=20")
+        while not port.waiting:
+            await shell.call(look)
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.close()
+        while port.waiting:
+            await shell.call(look)
+        await shell.call(sending(QUEUE, "work"))
+        return await taken(shell)
+
+
+@for_each("play", [wait_and_go, take_and_go, receive_in_vain, hang_up])
 def test_a_caller_that_goes_takes_nothing_with_it(
     tmp_path: Path, play: Callable[[Path], Coroutine[Any, Any, list[str]]]
 ) -> None:
