@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 import urllib.request
+from base64 import b64encode
 from hashlib import md5
 from pathlib import Path
 from typing import Any
@@ -264,6 +265,7 @@ def test_a_receive_that_waits_goes_by_the_credentials_of_its_end(
     server = start("--credentials", str(credentials))
     owner, reader = connect(server, *key), connect(server, "AKIDREADER0000000001", key[1])
     url = owner.create_queue(QueueName="orders", Attributes={"VisibilityTimeout": "0"})["QueueUrl"]
+    owner.create_queue(QueueName="orders-2")
     seen: list[str] = []
 
     def receive() -> None:
@@ -275,12 +277,18 @@ def test_a_receive_that_waits_goes_by_the_credentials_of_its_end(
 
     waiting = threading.Thread(target=receive)
     waiting.start()
-    _await_parked(server)
+    given = b64encode(f"AKIDREADER0000000001:{key[1]}".encode()).decode()
+    admin = http.client.HTTPConnection(urlsplit(server.admin).netloc, timeout=10)
+    path = "/api/v1/queues/111111111111/us-east-1/orders-2/receive"
+    admin.request("POST", path, b'{"wait_us": 20000000}', {"Authorization": f"Basic {given}"})
+    _await_parked(server, 2)
     credentials.write_text(credentials.read_text().replace(there, instead))
     reload(server)
     if got == "AccessDenied":
+        assert admin.getresponse().status in (401, 403), "it waits for a message that it cannot have"
         waiting.join(timeout=10)
         assert seen == [got], "it waits for a message that it cannot have"
+    admin.close()
     owner.send_message(QueueUrl=url, MessageBody="the message")
     waiting.join(timeout=30)
     assert seen == [got]
