@@ -8,8 +8,9 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from tests.pipeline.drain_stage import Stage, left, send
 
-from veilmq.pipeline.drain import DirectoryTaken, TableForeign, check_table, clear_checkpoint, drain
+from veilmq.pipeline.drain import DirectoryTaken, TableForeign, clear_checkpoint, drain
 from veilmq.pipeline.errors import PipelineError
+from veilmq.pipeline.sinks.ownership import check_table
 from veilmq.store.files import locked
 
 
@@ -46,21 +47,33 @@ def test_messages_stay_in_the_queue_if_the_table_is_another_query_s(spark: Any, 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_query_goes_on_whose_checkpoint_is_a_url(spark: Any, stage: Stage) -> None:
-    """Spark lists what is there: Python may know no such store, or have no credentials for it."""
-    mounted = "checkpoints"
-    spark.conf.set(f"fs.viewfs.mounttable.{mounted}.link./c", f"file:{stage.directory}")
-    table, far = stage.directory / "table", f"viewfs://{mounted}/c/checkpoint"
+def test_a_query_goes_on_whose_logs_only_spark_finds(spark: Any, stage: Stage) -> None:
+    """Python may know no such store, have no credentials for it, or not know that it is Spark's default."""
+    mounted, link = "checkpoints", f"/{stage.directory.name}"
+    spark.conf.set(f"fs.viewfs.mounttable.{mounted}.link.{link}", f"file:{stage.directory}")
+    url, table, home = f"viewfs://{mounted}{link}", stage.directory / "table", stage.directory / "d"
+    far = f"{url}/checkpoint"
     with stage.make() as queue:
         for number, checkpoint in enumerate((far, far, (stage.directory / "checkpoint").as_uri())):
             send(queue, [str(number)])
-            drain(spark, stage.url(), f"parquet:{table}", stage.directory / "d", checkpoint=checkpoint)
+            drain(spark, stage.url(), f"parquet:{table}", home, checkpoint=checkpoint)
         assert (left(queue), spark.read.parquet(str(table)).count()) == (0, 3)
         send(queue, ["3"])
         for checkpoint, said in ((f"{far}-other", "rows of another query"), ("none://c", "Spark cannot read there")):
             with pytest.raises(PipelineError, match=said):
-                drain(spark, stage.url(), f"parquet:{table}", stage.directory / "d", checkpoint=checkpoint)
+                drain(spark, stage.url(), f"parquet:{table}", home, checkpoint=checkpoint)
+        table.rename(stage.directory / "[moved]")
+        with pytest.raises(TableForeign, match="lacks batch 2 of this query: it was removed"):
+            drain(spark, stage.url(), f"parquet:{table}", home, checkpoint=far)
         assert left(queue) == 1
+    spark.conf.set("fs.defaultFS", f"viewfs://{mounted}/")
+    try:
+        for there in (url, link):
+            check_table("parquet", f"{there}/[moved]", f"{there}/checkpoint", spark)
+            with pytest.raises(TableForeign, match="lacks batch 2 of this query: it was removed"):
+                check_table("parquet", f"{there}/table", f"{there}/checkpoint", spark)
+    finally:
+        spark.conf.unset("fs.defaultFS")
 
 
 @pytest.mark.slow

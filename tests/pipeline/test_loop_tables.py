@@ -18,7 +18,7 @@ from tests.pipeline.stores import commit_parted
 from tests.support.histories import MadeUp, Workload, history, lognormal, write
 
 from veilmq.pipeline import tables
-from veilmq.pipeline.drain import check_table, clear_checkpoint, read_bad_records
+from veilmq.pipeline.drain import clear_checkpoint, read_bad_records
 from veilmq.pipeline.errors import HistoryGap, OptionInvalid
 from veilmq.pipeline.events.export import changing, export, keep_as_delta, offset_kept, unchanged
 from veilmq.pipeline.events.reading import ParquetHistory
@@ -28,6 +28,7 @@ from veilmq.pipeline.options import read_delta_options, read_options
 from veilmq.pipeline.places.delta import table_at, write_parted
 from veilmq.pipeline.sinks.checking import check
 from veilmq.pipeline.sinks.delta import Written, add_files, check_place
+from veilmq.pipeline.sinks.ownership import check_table
 
 DAY = 86_400.0
 

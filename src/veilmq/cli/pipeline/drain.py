@@ -140,7 +140,7 @@ class Stream(NamedTuple):
 
 def stream_of(out: Path, kind: str, checkpoint: Path | None) -> Stream:
     """The table of `health --follow` in `out`, checked. Raises OptionInvalid, TableForeign, Failure."""
-    from veilmq.pipeline.drain import check_table
+    from veilmq.pipeline.sinks.ownership import check_table
     from veilmq.pipeline.tables import check_format, checkpoint_of
 
     check_format(kind, place_of(out))
@@ -156,7 +156,7 @@ def stream_of(out: Path, kind: str, checkpoint: Path | None) -> Stream:
 
 def written(spark: "SparkSession", rows: "DataFrame", stream: Stream) -> None:
     """Write the rows as they come, until Ctrl-C. Raises TableForeign, OptionInvalid."""
-    from veilmq.pipeline.drain import check_table
+    from veilmq.pipeline.sinks.ownership import check_table
 
     check_table(stream.kind, stream.table, stream.checkpoint, spark)
     query = (

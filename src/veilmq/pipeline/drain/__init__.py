@@ -8,19 +8,14 @@ cannot be decoded). `source` is the adapter to Spark.
 `drain` runs a query with trigger AvailableNow again and again on one checkpoint, because one run ends with what the
 queue held at its start. The last call of each run deletes and waits for the answers, so a run that ends well leaves
 nothing to confirm; the directory is checked for leftovers all the same. Messages leased by others are waited for.
-Before it starts: does the table belong to the checkpoint, and what did a kill leave in it?
-
-`check_table`: Spark's Parquet sink identifies batches by their numbers only. If a new query starts on another query's
-table, the sink says that it already has batch 0, and the source then deletes messages that are in no table. Nor can one
-directory be two tables: a Delta reader ignores what the Parquet sink wrote, and the other way round.
+Before it starts: does the table belong to the checkpoint (`veilmq.pipeline.sinks.ownership`), and what did a kill leave
+in it?
 
 `clear_checkpoint`: Spark writes a log entry to a hidden file and renames it. If it is killed in between during its very
 first batch, the next start finds that file and takes the checkpoint for another query's
 (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY). Nothing was logged yet, so the file can go, unless a query is running
 there; the lock of its manifests tells.
-
-A checkpoint at another URL than `file:` is Spark's alone: Spark lists what it logged there (`_reached`), with its own
-connector, and an unfinished first entry stays, which Spark's lists do not show.
+At another URL than `file:` it stays: only Spark reads a checkpoint there, and its lists do not show hidden files.
 
 Before changing it: docs/pipeline-drain.md explains the order of the steps.
 """
@@ -52,6 +47,7 @@ from veilmq.pipeline.errors import (
 )
 from veilmq.pipeline.options import DrainOptions, camel, read_options
 from veilmq.pipeline.places import Place, alone, here, make, place
+from veilmq.pipeline.sinks.ownership import check_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -74,8 +70,6 @@ _PAUSE_SECONDS: Final = 0.5
 _PROGRESS: Final = "spark.sql.streaming.numRecentProgressUpdates"
 _LOGS: Final = ("offsets", "commits")
 _UNFINISHED: Final = (".tmp", ".tmp.crc")
-_FILES: Final = ("*.parquet", "*=*/**/*.parquet")  # of a table of Parquet: also below the directories of partitions
-_NONE: Final = -1
 _REPORTS_KEPT: Final = 1_000
 """More than there are batches in `_LOOK_SECONDS`."""
 _LOOK_SECONDS: Final = 5
@@ -242,66 +236,3 @@ def clear_checkpoint(checkpoint: Path | str, manifests: Place) -> None:
         for each in (there / name).glob(".*"):
             if each.name.endswith(_UNFINISHED):
                 each.unlink(missing_ok=True)
-
-
-def check_table(kind: str, path: str, checkpoint: Path | str, spark: "SparkSession | None" = None) -> None:
-    """Check a table on a file system that is reachable here; others are not checked. Raises TableForeign.
-
-    spark: lists what a checkpoint at a URL has; without it, no table is taken for another checkpoint's. Raises
-    OptionInvalid if Spark cannot read there.
-    """
-    table = here(path)
-    if table is None:
-        return
-    is_delta, log = (table / "_delta_log").is_dir(), table / "_spark_metadata"
-    if kind != "delta" and is_delta:
-        raise TableForeign(f"{path} is a Delta table.", "Drain with that format, or into another place.")
-    if kind == "delta" and log.is_dir():
-        raise TableForeign(f"{path} is a Parquet table.", "Drain with that format, or into another place.")
-    has, files = _last(log), not is_delta and any(any(table.glob(each)) for each in _FILES)
-    if kind == "parquet":
-        _check_complete(path, has, _reached(checkpoint, spark, "commits"))
-    if has == _NONE and not files:
-        return
-    reached = _reached(checkpoint, spark, "offsets")
-    if reached is None:
-        return
-    is_strange = reached == _NONE and files
-    if has > reached or is_strange:
-        mend = "Bring its checkpoint back, or name an empty place: Spark would take new batches for those that it has."
-        raise TableForeign(f"{path} holds rows of another query.", mend if has > reached else "Name an empty place.")
-
-
-def _check_complete(path: str, has: int, written: int | None) -> None:
-    """Raises TableForeign unless a Parquet table has its query's last batch. Spark reads none that lacks the first."""
-    if written is not None and written > has:
-        mend = "Bring it back, or start again with a new table, checkpoint and directory."
-        raise TableForeign(f"{path} lacks batch {written} of this query: it was removed or replaced.", mend)
-
-
-def _last(log: Path) -> int:
-    """The number of the last entry of one of Spark's logs, where every tenth may be `9.compact`."""
-    if not log.is_dir():
-        return _NONE
-    return max((int(each.stem) for each in log.iterdir() if each.stem.isdigit()), default=_NONE)
-
-
-def _reached(checkpoint: Path | str, spark: "SparkSession | None", log: str) -> int | None:
-    """The number of the last batch in one of the logs of a query's checkpoint; None: nobody can look."""
-    there = here(checkpoint)
-    if there is not None:
-        return _last(there / log)
-    if spark is None:
-        return None
-    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-    from pyspark.errors import PySparkException
-
-    try:
-        found = spark.read.format("binaryFile").load(f"{str(checkpoint).rstrip('/')}/{log}").select("path").collect()
-    except (PySparkException, Py4JError) as error:
-        if isinstance(error, PySparkException) and error.getCondition() == "PATH_NOT_FOUND":
-            return _NONE
-        wrong = f"checkpoint={str(checkpoint)!r}: Spark cannot read there: {str(error).partition(chr(10))[0]}."
-        raise OptionInvalid(wrong, "Give Spark the connector of that store, or name a directory.") from None
-    names = [row.path.rpartition("/")[2] for row in found]
-    return max((int(each) for each in names if each.isdigit()), default=_NONE)

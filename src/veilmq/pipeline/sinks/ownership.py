@@ -1,0 +1,99 @@
+"""Does a table belong to the query that is about to write it, and is it still there? Both are told from Spark's logs.
+
+Spark's Parquet sink identifies batches by their numbers only. If a new query starts on another query's table, the sink
+says that it already has batch 0, and the source then deletes messages that are in no table. If a query goes on whose
+table was removed, Spark writes files that it cannot read, for the log of the first batches is missing. Nor can one
+directory be two tables: a Delta reader ignores what the Parquet sink wrote, and the other way round.
+
+Strategy: compare the last batch in the sink's log with the last in the checkpoint's. Python reads the logs that it
+finds. Spark looks for the others, with its own connector: those at a URL, and those at a path without a scheme if its
+default file system is not the local one.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from veilmq.pipeline.errors import OptionInvalid, TableForeign
+from veilmq.pipeline.places import here
+from veilmq.pipeline.tables import literal
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_SINK_LOG: Final = "_spark_metadata"
+_FILES: Final = ("*.parquet", "*=*/**/*.parquet")
+"""Of a table of Parquet: also below the directories of partitions."""
+_NONE: Final = -1
+
+
+def check_table(kind: str, path: str, checkpoint: Path | str, spark: "SparkSession | None" = None) -> None:
+    """Check that the table is its query's, and has what that wrote. A Delta table at a URL is not checked.
+
+    spark: lists logs that Python does not find; without it, those at a URL are not checked. Raises TableForeign, and
+    OptionInvalid if Spark cannot read there.
+    """
+    table, has, files = here(path), _NONE, False
+    if table is not None:
+        is_delta, log = (table / "_delta_log").is_dir(), table / _SINK_LOG
+        if kind != "delta" and is_delta:
+            raise TableForeign(f"{path} is a Delta table.", "Drain with that format, or into another place.")
+        if kind == "delta" and log.is_dir():
+            raise TableForeign(f"{path} is a Parquet table.", "Drain with that format, or into another place.")
+        has, files = _last(log), not is_delta and any(any(table.glob(each)) for each in _FILES)
+    if not files and (kind == "delta" or (table is None and spark is None)):
+        return
+    reached = _reached(checkpoint, spark, "offsets")
+    if reached is None:
+        return
+    if has > reached or (reached == _NONE and files):
+        mend = "Bring its checkpoint back, or name an empty place: Spark would take new batches for those that it has."
+        raise TableForeign(f"{path} holds rows of another query.", mend if has > reached else "Name an empty place.")
+    if kind == "parquet" and has < reached:
+        _check_complete(path, has, checkpoint, spark)
+
+
+def _check_complete(path: str, has: int, checkpoint: Path | str, spark: "SparkSession | None") -> None:
+    """Raises TableForeign unless a Parquet table has its query's last batch. has: the last one that Python finds.
+
+    Spark cannot read a table that lacks the log of its first batches.
+    """
+    written = _reached(checkpoint, spark, "commits")
+    if written is None or written <= has:
+        return
+    entry = f"{literal(path.rstrip('/'))}/{_SINK_LOG}/{{{written},{written}.compact}}"
+    if spark is None or _listed(spark, entry) is None:
+        mend = "Bring it back, or start again with a new table, checkpoint and directory."
+        raise TableForeign(f"{path} lacks batch {written} of this query: it was removed or replaced.", mend)
+
+
+def _last(log: Path) -> int:
+    """The number of the last entry of one of Spark's logs, where every tenth may be `9.compact`."""
+    if not log.is_dir():
+        return _NONE
+    return max((int(each.stem) for each in log.iterdir() if each.stem.isdigit()), default=_NONE)
+
+
+def _reached(checkpoint: Path | str, spark: "SparkSession | None", log: str) -> int | None:
+    """The number of the last batch in one of the logs of a query's checkpoint; None: nobody can look."""
+    there = here(checkpoint)
+    if there is not None and (spark is None or (there / log).is_dir()):
+        return _last(there / log)
+    if spark is None:
+        return None
+    names = _listed(spark, f"{literal(str(checkpoint).rstrip('/'))}/{log}") or []
+    return max((int(each) for each in names if each.isdigit()), default=_NONE)
+
+
+def _listed(spark: "SparkSession", pattern: str) -> list[str] | None:
+    """Names of files that Spark lists, of a sink's log none; None: nothing matches. Raises OptionInvalid."""
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from pyspark.errors import PySparkException
+
+    try:
+        found = spark.read.format("binaryFile").load(pattern).select("path").collect()
+    except (PySparkException, Py4JError) as error:
+        if isinstance(error, PySparkException) and error.getCondition() == "PATH_NOT_FOUND":
+            return None
+        wrong = f"{pattern}: Spark cannot read there: {str(error).partition(chr(10))[0]}."
+        raise OptionInvalid(wrong, "Give Spark the connector of that store, or name a directory.") from None
+    return [row.path.rpartition("/")[2] for row in found]
