@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from veilmq.cli import application
 from veilmq.cli.failures import Failure
 from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable
+from veilmq.pipeline.places.delta import reason_of
 from veilmq.pipeline.sinks.checking import Checked, check
 
 DAY = 86_400.0
@@ -166,6 +167,8 @@ def test_what_is_no_table_is_refused(tmp_path: Path, table: Path) -> None:
     storage |= {"aws_region": "eu-west-1", "aws_endpoint_url": "http://127.0.0.1:1", "aws_allow_http": "true"}
     with pytest.raises(SourceUnreachable, match=r"cannot be read: [^\n]*: Connection refused \(os error 111\)\.$"):
         check("s3://bucket/orders", storage, now=0)
+    answer = 'status code: 403 Forbidden: <?xml version="1.0"?>\n<Error><Code>AccessDenied</Code></Error>.\n'
+    assert reason_of(OSError(answer)) == answer.replace("\n<", " <").rstrip(".\n")
 
 
 class TestTheCommand:

@@ -82,8 +82,9 @@ def table_at(path: Path | str, storage: dict[str, str] | None = None) -> Any:
 
 
 def reason_of(error: BaseException) -> str:
-    """deltalake's error in one line. It draws causes below each other, in colour, and may append a trace of Rust."""
-    return _CAUSE.sub(": ", _TRACE.sub("", str(error))).strip()
+    """deltalake's error in one line, without a full stop. It draws causes below each other, in colour, and may append a
+    trace of Rust; an object store's answer has lines, too."""
+    return " ".join(_CAUSE.sub(": ", _TRACE.sub("", str(error))).split()).rstrip(".")
 
 
 def check_named(path: Path | str) -> None:
