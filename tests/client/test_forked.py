@@ -22,6 +22,7 @@ from veilmq.client.ordered import LocalFile
 from veilmq.client.queue import Queue
 from veilmq.client.receiver import Receiver
 from veilmq.client.records import locked
+from veilmq.client.worker import Worker
 from veilmq.model.errors import ParameterInvalid
 from veilmq.testing.local import LocalServer
 
@@ -180,6 +181,21 @@ def test_a_receiver_of_the_parents_hears_in_the_child(veilmq_server: LocalServer
         assert code_of(in_child(work)) == 0
         queue.send("after")
         assert receiver.receive(10) is not None
+
+
+@pytest.mark.slow
+def test_a_worker_that_runs_in_the_parent_can_run_in_the_child(veilmq_server: LocalServer) -> None:
+    worker = Worker(URLS["veil"](veilmq_server), lambda job: None, wait=0)
+    worker.start()
+
+    def work() -> bool:
+        worker.start()
+        worker.stop()
+        return worker.join(ALARM_SECONDS / 2)
+
+    assert code_of(in_child(work)) == 0
+    worker.stop()
+    assert worker.join(ALARM_SECONDS)
 
 
 def test_a_receiver_on_a_parents_directory_tells_every_caller_of_the_child_at_once(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The worker on real queues in a directory: what it does with messages, failures, lost leases and stops."""
 
+import functools
 import threading
 import time
 from collections import Counter
@@ -587,7 +588,7 @@ class TestParameters:
             Worker(stage.queue, lambda job: None, **options)
         assert refused.value.parameter == parameter
 
-    def test_so_is_a_coroutine_in_a_thread(self, stage: Stage) -> None:
+    def test_so_is_a_handler_that_cannot_be_called_with_a_job(self, stage: Stage) -> None:
         async def handler(job: Any) -> None: ...
 
         with pytest.raises(ParameterInvalid, match="kind=async"):
@@ -595,6 +596,23 @@ class TestParameters:
         for wrong in (lambda: None, lambda job, more: None, Template):
             with pytest.raises(ParameterInvalid, match="handler: is called with one argument"):
                 Worker(stage.queue, wrong)
+
+        # A decorator adds the second argument; or nobody can tell what the arguments are.
+        def with_one_more(job: Any, more: Any) -> None: ...
+
+        class Unreadable:
+            def __call__(self, job: Any) -> None: ...
+
+            @property
+            def __signature__(self) -> Any:
+                raise NameError("as of an annotation that only a type checker imports")
+
+        @functools.wraps(with_one_more)
+        def decorated(job: Any) -> None:
+            with_one_more(job, None)
+
+        for handler in (decorated, Unreadable()):
+            assert Worker(stage.queue, handler).handler is handler
 
     def test_so_is_a_keeper_that_would_lose_leases(self, stage: Stage) -> None:
         with pytest.raises(ParameterInvalid, match="visibility_timeout"):
