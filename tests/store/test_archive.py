@@ -4,8 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import boto3
+import msgspec
 import pytest
 from moto.server import ThreadedMotoServer
+from tests.users import other_user
 
 from veilmq.engine.directory import archive_at
 from veilmq.model.instant import Instant
@@ -20,6 +22,7 @@ from veilmq.store.archive import (
     snapshots,
     upload,
 )
+from veilmq.store.archive.shipping import State
 from veilmq.store.log import Point, Position, SnapshotBad
 from veilmq.testing.client_contract import for_each
 
@@ -86,6 +89,14 @@ def test_a_place_that_cannot_be_used_is_told(tmp_path: Path) -> None:
     mistyped = tmp_path / "mistyped" / "archive"
     with pytest.raises(PlaceUnusable, match=f"because {mistyped.parent} is not there"):
         archive_at(str(mistyped), tmp_path, keep_us=1, every_s=1, wall=Instant(0))
+    (tmp_path / "archive").mkdir()
+    (tmp_path / "archive" / "state.json").write_bytes(msgspec.json.encode(State(url=str(mistyped))))
+    archive_at(str(mistyped), tmp_path, keep_us=1, every_s=1, wall=Instant(0))
+    assert not mistyped.parent.exists(), "a disk that is away for now"
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0)
+    with other_user(), pytest.raises(PlaceFailed, match=r"closed.*Permission denied"):
+        place_at(str(closed / "above" / "archive"), is_new=True).write("a", b"")
 
 
 def test_a_place_that_needs_more_than_a_url_is_refused_and_no_text_has_its_password(

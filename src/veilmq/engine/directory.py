@@ -9,7 +9,7 @@ from veilmq.engine.engine import Engine
 from veilmq.model.instant import Instant
 from veilmq.store import Options, Store
 from veilmq.store.archive import place_at
-from veilmq.store.archive.shipping import Archive
+from veilmq.store.archive.shipping import Archive, goes_to
 from veilmq.store.log import Follower, Log
 from veilmq.store.sqlite import disk
 from veilmq.store.sqlite.disk import SqliteError, schema
@@ -44,10 +44,9 @@ def open_directory(
 
 
 def archive_at(url: str, directory: Path, *, keep_us: int, every_s: float, wall: Instant) -> Archive:
-    """What ships a data directory to a URL. Raises PlaceUnusable."""
-    return Archive(
-        place_at(url, is_new=True), url, directory, backup.copy_exactly, keep_us=keep_us, every_s=every_s, wall=wall
-    )
+    """What ships a data directory to a URL. Raises PlaceUnusable, OSError."""
+    place = place_at(url, is_new=not goes_to(directory, url))  # else its disk may be away for now: changes wait
+    return Archive(place, url, directory, backup.copy_exactly, keep_us=keep_us, every_s=every_s, wall=wall)
 
 
 def open_follower(directory: Path, options: Options | None = None) -> Follower:

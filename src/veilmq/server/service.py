@@ -283,7 +283,7 @@ class Service:
         return _Carrier(shell, engine.unread, store.reader.aliases)
 
     def _archive(self) -> Archive | None:
-        """Raises PlaceUnusable."""
+        """Raises PlaceUnusable, OSError."""
         settings = self.settings
         if settings.archive is None:
             return None

@@ -102,7 +102,7 @@ def place_at(url: str, *, is_new: bool = False) -> Place:
     if not mark or scheme == "file":
         path = Path(rest if mark else url)
         above = path.absolute().parent
-        if is_new and not above.exists():
+        if is_new and _is_missing(above):
             reason = f"{above} is not there: check the path, or make it first: mkdir -p {above}"
             raise PlaceUnusable(f"{path} is not made, because {reason}")
         return Folder(path)
@@ -121,6 +121,16 @@ def place_at(url: str, *, is_new: bool = False) -> Place:
         raise PlaceUnusable(f"{shown_url(url)}: {scheme}:// needs more than a URL: {error}") from None
     except (ImportError, ValueError) as error:
         raise PlaceUnusable(f"{shown_url(url)}: {error}") from None
+
+
+def _is_missing(path: Path) -> bool:
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:  # as of a folder that this user may not search: who uses the place is told why
+        return False
+    return False
 
 
 class Folder:

@@ -171,10 +171,7 @@ class Archive:
         """Call while the store is being opened. found: the position in its tables. Returns the one to put there."""
         self._folder.mkdir(mode=0o700, exist_ok=True)
         _remove_copies(self._folder)
-        try:
-            state = msgspec.json.decode((self._folder / _STATE).read_bytes(), type=State)
-        except (FileNotFoundError, msgspec.MsgspecError):
-            state = State()
+        state = _state_in(self._folder)
         same = (state.lineage, state.url) == (lineage, self._url)
         if found is not None and same and self._holds(found, state.end):
             self.epoch, self._state = found.epoch, state
@@ -471,6 +468,18 @@ class Archive:
             raise Stopped
         if not self._failed and perf_counter() - self._shipped_at >= self._every_s:
             self._ship()
+
+
+def goes_to(directory: Path, url: str) -> bool:
+    """Whether the data directory has been archived to that URL. Raises OSError."""
+    return _state_in(directory / _FOLDER).url == url
+
+
+def _state_in(folder: Path) -> State:
+    try:
+        return msgspec.json.decode((folder / _STATE).read_bytes(), type=State)
+    except (FileNotFoundError, NotADirectoryError, msgspec.MsgspecError):
+        return State()
 
 
 def remove_leftovers(directory: Path) -> None:
