@@ -23,7 +23,7 @@ BODY = "h\u00e9llo \u20ac \U0001f600"
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     with veilmq.connect(f"veil://{tmp_path}/data?queue=q&create=1") as queue:
-        queue.send(BODY)
+        queue.send(Message(BODY, type="order"))
     return tmp_path / "data"
 
 
@@ -145,7 +145,14 @@ def test_a_narrow_terminal_shows_ids_and_all_else(data: Path) -> None:
     for command, columns, left_out in (
         (("queues", "list"), 60, "retention, dead letters to"),
         (("queues", "list", "--rates"), 80, "retention, dead letters to, timeout"),
-        (("events",), 80, "by, held, lease, attempt, why"),
+        (
+            ("queues", "list", "--all", "--rates"),
+            70,
+            "retention, dead letters to, timeout, delayed, oldest, in flight, region",
+        ),
+        (("events",), 70, "by, held, lease, attempt, why, offset, at (UTC)"),
+        (("messages", "q"), 80, "bytes, until (UTC), receives"),
+        (("trace", event["message"]), 80, "offset"),
     ):
         listed = Terminal(*command, "--data", str(data), columns=columns)
         listed.until(f"narrow as this: {left_out}")

@@ -20,11 +20,12 @@ _RATED: Final = ("sent", "received", "deleted")
 _TIMES_MIN: Final = 3
 _ALIKE: Final = ("kind", "account", "region", "queue", "attempt", "protocol", "principal", "client", "detail")
 _BODY_SHOWN: Final = 400
+_MESSAGE_OPTIONAL: Final = {"group", "type", "waits for"}
 _EVENT_HEADS: Final = ["offset", "at (UTC)", "event", "queue", "attempt", "lease", "held", "by", "why"]
 _HELD: Final = _EVENT_HEADS.index("held")
-_QUEUE_SPARE: Final = ["retention", "dead letters to", "timeout", "delayed", "oldest", "in flight"]
+_QUEUE_SPARE: Final = ["retention", "dead letters to", "timeout", "delayed", "oldest", "in flight", "region", "account"]
 """Columns that a narrow terminal does without, the least needed first; so the next."""
-_EVENT_SPARE: Final = ["by", "held", "lease", "attempt", "why", "offset", "queue"]
+_EVENT_SPARE: Final = ["by", "held", "lease", "attempt", "why", "offset", "at (UTC)", "queue"]
 
 
 class Run(NamedTuple):
@@ -96,8 +97,7 @@ def message_blocks(messages: Iterable[Mapping[str, Any]], *, whole: bool = False
     """Each message, with its handle, to paste into the next command, or with its queue, its state and its holder.
     whole: the bodies are not cut."""
     for message in messages:
-        count = message["receive_count"]
-        times = f"received {count} time{'s' * (count != 1)}"
+        times = f"received {counted(message['receive_count'], 'time')}"
         print(f"message {message['id']}  sent {instant(message['sent'])} UTC  {times}")
         if "handle" in message:
             print(f"  handle  {message['handle']}")
@@ -148,9 +148,9 @@ def message_table(messages: Iterable[Mapping[str, Any]]) -> None:
         for each in messages
     ]
     heads = ["message", "state", "sent (UTC)", "receives", "until (UTC)", "bytes", "group", "type", "waits for"]
-    if not any(row[-1] for row in rows):
-        heads, rows = heads[:-1], [row[:-1] for row in rows]
-    table(heads, rows, ["bytes", "until (UTC)", "type", "receives", "group", "sent (UTC)"])
+    kept = [at for at, head in enumerate(heads) if head not in _MESSAGE_OPTIONAL or any(row[at] for row in rows)]
+    heads, rows = [heads[at] for at in kept], [[row[at] for at in kept] for row in rows]
+    table(heads, rows, ["bytes", "until (UTC)", "receives", "type", "group", "sent (UTC)"])
 
 
 def event_table(events: Iterable[Mapping[str, Any]]) -> None:
