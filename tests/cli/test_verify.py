@@ -130,7 +130,7 @@ def test_another_server_without_faults_keeps_its_promises() -> None:
         (("--endpoint", "azure:///account/", "--fifo"), "--fifo: not over azure"),
         (("--endpoint", "mns://a:s3cret@host/", "--dead-letters"), "--dead-letters: not over mns"),
         (("--endpoint", "veil://host/", "--clients", "0"), "--clients: expected at least 1, not 0"),
-        (("--endpoint", "veil://host/", "--minutes", "0"), "--minutes: expected more than 0"),
+        (("--endpoint", "veil://host/", "--minutes", "-1"), "--minutes: expected more than 0"),
         (("--endpoint", "veil://host/", "--log", "none/log"), "--log: none/log: No such file or directory"),
         (("--check", "none"), "--check: none: No such file or directory"),
         (("--check", "none", "--dead-letters"), "--dead-letters: --check drives nothing, leave it out"),

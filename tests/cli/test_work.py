@@ -67,7 +67,7 @@ def directory(tmp_path: Path) -> Path:
     """Where the commands run: with a module of handlers, and some that cannot be imported."""
     (tmp_path / "handlers.py").write_text(HANDLERS)
     (tmp_path / "broken.py").write_text("def handle(:\n")
-    for name, error in (("long", "RuntimeError"), ("missing", "ImportError")):
+    for name, error in (("long", "RuntimeError"), ("missing", "ModuleNotFoundError")):
         (tmp_path / f"{name}.py").write_text(f"raise {error}('\\nthe first line\\nand the second')\n")
     return tmp_path
 
@@ -215,6 +215,7 @@ def test_what_is_wrong_is_said(directory: Path, veilmq: Command, arguments: list
     assert said in done.stderr
     assert "Traceback" not in done.stderr
     assert "the second" not in done.stderr, "one line says it"
+    assert ("looked for in" in done.stderr) == (arguments[0] in {"nomodule:handle", "handlers.py:handle"})
 
 
 @pytest.mark.parametrize(

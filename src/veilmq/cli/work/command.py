@@ -97,8 +97,10 @@ def handler_of(name: str) -> Callable[[Any], Any]:
     try:
         return resolve(name)
     except ParameterInvalid as error:
-        is_missing = isinstance(error.__cause__, ModuleNotFoundError)
-        advice = f"Modules are looked for in {Path.cwd()} and on PYTHONPATH." if is_missing else ""
+        missing = error.__cause__.name if isinstance(error.__cause__, ModuleNotFoundError) else None
+        is_own = missing is not None and f"{name.partition(':')[0]}.".startswith(f"{missing}.")
+        places = f"{Path.cwd()}, on PYTHONPATH and among the installed packages"
+        advice = f"Modules are looked for in {places}." if is_own else ""
         raise Failure(Exit.USAGE, error.reason, advice) from None
     except Exception as error:  # noqa: BLE001 the user's module may fail in any way
         advice = f"To see where: {sys.executable} -c 'import {name.partition(':')[0]}'"

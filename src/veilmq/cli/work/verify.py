@@ -44,9 +44,9 @@ def verify(given: Mapping[str, Any]) -> Exit:
     if given["endpoint"] is None:
         raise Failure(Exit.USAGE, "--endpoint: which account? Give its URL, or a log with --check")
     given = {**given, **{name: usual for name, usual in _DRIVEN.items() if given[name] is None}}
-    if given["minutes"] == 0:
+    if not given["minutes"] > 0:
         raise Failure(Exit.USAGE, "--minutes: expected more than 0, or nothing is driven or checked")
-    for option, least in (("minutes", 0), ("clients", 1), ("rate", 0)):
+    for option, least in (("clients", 1), ("rate", 0)):
         if not given[option] >= least:
             raise Failure(Exit.USAGE, f"--{option}: expected at least {least}, not {given[option]}")
     seed = secrets.randbelow(1_000_000) if given["seed"] is None else given["seed"]
