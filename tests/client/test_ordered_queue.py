@@ -867,7 +867,7 @@ def test_a_storage_of_another_queue_or_side_is_told(place: Place) -> None:
 def test_a_second_one_is_refused(place: Place, side: str) -> None:
     opened: Callable[..., OrderedSender | OrderedReceiver] = getattr(place, side)
     first = opened()
-    with pytest.raises(StorageHeld, match=r"pid \d+, this process: each sender and each receiver needs"):
+    with pytest.raises(StorageHeld, match=r"pid \d+, perhaps this process: each sender and each receiver needs"):
         opened()
     first.close()
     opened()

@@ -5,11 +5,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 from tests.client.worker_stage import Stage
 
 from veilmq.client import documents
 from veilmq.client.adapters.embedded import EmbeddedAccount
+from veilmq.client.adapters.sqs import SqsAccount
 from veilmq.client.adapters.veil import VeilAccount
 from veilmq.client.encrypted import EncryptedQueue, KeyFile, Keys, new_key
 from veilmq.client.keeper import LeaseKeeper
@@ -276,6 +278,8 @@ def test_a_name_that_is_no_text_is_refused(stage: Stage, tmp_path: Path, caplog:
         ("receiver", lambda: run(stage.queue, print, idle=0.01)),  # type: ignore[arg-type]
         ("url", lambda: ObjectStorage(absent)),
         ("url", lambda: ObjectCheckpoints(absent)),
+        ("name", lambda: VeilAccount("127.0.0.1").arn(absent)),
+        ("name", lambda: SqsAccount(boto3.client("sqs", region_name="us-east-1")).arn(absent)),
         ("path", lambda: LocalFile(absent)),
         ("path", lambda: KeyFile(absent)),
         ("directory", lambda: DirectoryGuard(absent)),

@@ -90,7 +90,7 @@ class LocalFile(OfProcess):
             holder = os.pread(lock, 100, 0).decode(errors="replace").strip()
             os.close(lock)
             if holder == f"pid {os.getpid()}":
-                holder += ", this process: each sender and each receiver needs a storage of its own"
+                holder += ", perhaps this process: each sender and each receiver needs a storage of its own"
             raise StorageHeld(storage=str(self), holder=holder or "another process") from None
         self._lock = lock
         self._pid = self._this()

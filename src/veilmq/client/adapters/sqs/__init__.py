@@ -389,6 +389,7 @@ class SqsAccount(CloudAccount):
 
     def arn(self, name: str) -> str:
         """The queue's ARN. Raises QueueMissing."""
+        name = checks.text(name, "name")
         answer = self._call("get_queue_attributes", name, QueueUrl=self._url(name), AttributeNames=["QueueArn"])
         arn: str = member(member(answer, "Attributes"), "QueueArn")
         return arn

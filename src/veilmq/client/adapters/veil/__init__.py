@@ -375,6 +375,7 @@ class VeilAccount(CloudAccount):
 
     def arn(self, name: str) -> str:
         """The queue's ARN, which names its region, its account and itself. Raises QueueMissing."""
+        name = checks.text(name, "name")
         found = self._new_calls(name).call(DESCRIBE, veil.QueueInput(queue=self._prefix + name)).result
         return f"arn:aws:sqs:{found.region}:{found.account}:{found.name}"
 
