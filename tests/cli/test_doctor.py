@@ -77,7 +77,7 @@ def test_before_the_first_start_all_is_well_and_nothing_is_made(run: Run, doctor
     assert list(tmp_path.iterdir()) == []
     shown = run("doctor", "--data", str(tmp_path / "data"), *FREE).out
     assert "ok    fsync " in shown
-    assert shown.endswith("all is well\n" if WELL == 0 else "0 errors, 1 warnings\n")
+    assert shown.endswith("all is well\n" if WELL == 0 else "0 errors, 1 warning\n")
     (tmp_path / "data").symlink_to("nowhere")
     assert doctor("directory")[1][0][1].endswith("is no directory"), "and no start makes it"
     (tmp_path / "data").unlink()

@@ -264,16 +264,17 @@ def _shown_repair(report: "Repair", data: Path) -> str:
     if more := report.missing_count - len(report.missing):
         lines.append(f"and {more} more are missing for certain")
     if report.unsure_count:
-        lines.append(f"perhaps missing: {report.unsure_count} messages, unless they left by events that are missing")
+        unsure = counted(report.unsure_count, "message")
+        lines.append(f"perhaps missing: {unsure}, unless removed by events that are missing")
     if report.events_missing:
-        lines.append(f"perhaps missing: what {report.events_missing} events did that were committed last")
+        lines.append(f"perhaps missing: what the last {counted(report.events_missing, 'event')} did")
     elif report.may_miss:
         lines.append("perhaps missing: messages of which nothing is known")
     lines += [f"perhaps missing: rows of the table {each}" for each in report.tables_in_doubt]
     if report.again_count:
-        lines.append(f"{report.again_count} messages may be delivered again: nobody knows whether they were deleted")
+        lines.append(f"{counted(report.again_count, 'message')} may be delivered again: a delete may be lost")
     if report.earlier_count:
-        lines.append(f"{report.earlier_count} messages may have an earlier body: they were updated, or may have been")
+        lines.append(f"{counted(report.earlier_count, 'message')} may have an earlier body: an update may be lost")
     if report.exported:
         lines.append(f"{report.exported} rows have no place in the new directory: {report.export}")
     lines += [f"the new directory is not in order: {each}" for each in report.problems]

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from veilmq.cli.failures import MEMBER_FILE, Exit, Failure, repair_command
-from veilmq.cli.output import print_json, printable
+from veilmq.cli.output import counted, print_json, printable
 
 if TYPE_CHECKING:
     from veilmq.cli.sources import Resolved
@@ -140,7 +140,8 @@ def _show(found: list[Finding]) -> None:
             print(f"{'':<19}{printable(each.fix)}")
     wrong = [each for each in found if each.level is not Level.OK]
     errors = sum(each.level is Level.ERROR for each in wrong)
-    print(f"\n{errors} errors, {len(wrong) - errors} warnings" if wrong else "\nall is well")
+    warnings = counted(len(wrong) - errors, "warning")
+    print(f"\n{counted(errors, 'error')}, {warnings}" if wrong else "\nall is well")
 
 
 def _examined(resolved: "Resolved") -> Iterator[Finding]:

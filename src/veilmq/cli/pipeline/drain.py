@@ -63,7 +63,8 @@ def archive(
         if as_json:
             print_json({name: getattr(done, name) for name in done.__struct_fields__})
         else:
-            print(f"archived {done.messages} messages in {done.seconds:.1f} s, {done.bad_records} bad records")
+            archived, bad = counted(done.messages, "message"), counted(done.bad_records, "bad record")
+            print(f"archived {archived} in {done.seconds:.1f} s, {bad}")
 
 
 def _place(out: Path, kind: str) -> Any:

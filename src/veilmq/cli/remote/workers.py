@@ -343,7 +343,7 @@ def screen(found: Look, rows_max: int, room: int, error: str = "", *, folds: boo
         shown.append(Text(f"{LEFT_OUT}: {', '.join(left_out)}"))
     left = len(found.queues) - of_queues, len(workers) - of_workers
     if max(left) > 0:
-        shown.append(Text(f"and {max(0, left[0])} queues, {max(0, left[1])} workers more"))
+        shown.append(Text(f"and {counted(max(0, left[0]), 'queue')}, {counted(max(0, left[1]), 'worker')} more"))
     if not found.is_all:
         shown.append(
             Text(f"of the first {QUEUES_MAX:,} queues by name; the deepest of all: veilmq queues worst --by depth")
