@@ -152,7 +152,7 @@ def test_events_are_printed_and_exported(
 @for_each(
     ("arguments", "code", "said"),
     [
-        (["pipeline", "timeouts", "--path", "nowhere"], 1, "holds no exported events"),
+        (["pipeline", "timeouts", "--path", "nowhere", "--master", "local[02 , 3]"], 1, "holds no exported events"),
         (
             ["pipeline", "timeouts", "--path", "nowhere", "--master", "spork://x"],
             2,
@@ -539,9 +539,9 @@ def test_what_is_archived_can_be_replayed(server: ServerProcess, tmp_path: Path)
 
 @pytest.mark.slow
 def test_a_master_that_is_none_is_said_with_its_mend(exported: Path, tmp_path: Path) -> None:
-    code, out, err = veilmq("pipeline", "health", "--path", exported, "--master", "local[x]", cwd=tmp_path)
+    code, out, err = veilmq("pipeline", "health", "--path", exported, "--master", "local-cluster[x]", cwd=tmp_path)
     assert (code, out) == (1, "")
-    assert "veilmq: Spark does not start: Could not parse Master URL: 'local[x]'.\n" in err
+    assert "veilmq: Spark does not start: Could not parse Master URL: 'local-cluster[x]'.\n" in err
     assert "Traceback" not in err
 
 

@@ -56,8 +56,7 @@ _QUICK: Final = "-XX:TieredStopAtLevel=1"
 """Without the second compiler, which takes half of the CPU of Java's first minute."""
 _SHELLS: Final = (("spark.app.name", "pyspark-shell"), ("spark.ui.showConsoleProgress", "true"))
 """What Spark sets by itself for a Python that nobody submitted."""
-_COUNT: Final = r"([1-9]\d*|\*)"
-_MASTER: Final = re.compile(rf"local(\[{_COUNT}(, *\d+)?\])?|local-cluster\[.+\]|spark://.+|yarn|k8s://.+")
+_MASTER: Final = re.compile(r"local(\[(0*[1-9]\d*|\*)(\s*,\s*\d+)?\])?|local-cluster\[.+\]|spark://.+|yarn|k8s://.+")
 _CONNECT_PORT: Final = 15_002
 _CONNECT_SECONDS: Final = 10.0
 OLDEST: Final = 17
