@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 _TABLE: Final = "health"
 _LOOK_SECONDS: Final = 1
-
 _SECRET: Final = re.compile(r"//.*@")
 """The part of a URL that may contain a secret."""
 
