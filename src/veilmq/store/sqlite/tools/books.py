@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 import apsw
 import msgspec
 
-from veilmq.model.events import Event, HeldMessage, Kind, Part
+from veilmq.model.events import ENDED_BY_ITSELF, Event, HeldMessage, Kind, Part
 from veilmq.model.settings.queue import PRIORITY_DEFAULT, QueueSettings
 from veilmq.store.sqlite.batch.queues import SETTINGS_DECODER
 from veilmq.store.sqlite.disk.rows import MessageRow, Unflushed, resumed
@@ -256,6 +256,8 @@ def incarnations(connection: apsw.Connection) -> dict[int, int]:
 
 
 _LEAVES = frozenset({Kind.DELETED, Kind.EXPIRED, Kind.DEAD_LETTERED, Kind.MOVED, Kind.QUARANTINE_DROPPED})
+_EXTENDS = frozenset({Kind.EXTENDED, Kind.LEASE_RESUMED, Kind.RELEASED_FOR_RETRY})
+_GIVES_BACK = frozenset({Kind.RELEASED, Kind.UNDELIVERED, *ENDED_BY_ITSELF})
 _EMPTIES = frozenset({Kind.PURGED, Kind.QUEUE_DELETED})
 
 
@@ -333,6 +335,9 @@ class Facts:
         elif event.kind == Kind.RECEIVED:
             due = event.at + (event.lease_us or 0)
             self.received[sequence] = Received(event.at, due, event.origin or 0, event.attempt or 1)
+        elif (lease := self.received.get(sequence)) and event.kind in _EXTENDS | _GIVES_BACK:
+            lease_us = (event.lease_us or 0) if event.kind in _EXTENDS else 0
+            self.received[sequence] = lease._replace(due=event.at + lease_us)
 
     def _empty(self, queue: int) -> None:
         for sequence in [each for each, fact in self.alive.items() if fact.queue == queue]:
