@@ -37,7 +37,7 @@ from veilmq.store.sqlite.disk.schema import VERSION
 from veilmq.store.sqlite.store import SqliteStore
 from veilmq.store.sqlite.tools import check as check_database
 from veilmq.store.sqlite.tools.backup import backup as backup_file
-from veilmq.store.sqlite.tools.backup import backup_directory
+from veilmq.store.sqlite.tools.backup import backup_directory, made
 from veilmq.testing.for_each import for_each
 
 OPTIONS = Options(reserve_bytes=0, floor_bytes=0)
@@ -325,6 +325,10 @@ def test_a_receive_attempt_of_before_is_a_new_one_in_the_copy(used: Used, tmp_pa
 
 
 def test_the_copy_has_a_fresh_secret(used: Used, tmp_path: Path) -> None:
+    with made(tmp_path / "made") as part:
+        file = part.stat().st_ino
+        backup_file(used.database, tmp_path / "made" / DATABASE)
+        assert (tmp_path / "made" / DATABASE).stat().st_ino == file, "no server can start there meanwhile"
     backup_file(used.database, tmp_path / "copy.db")
     secrets = [
         connect(path).execute("SELECT receipts, epoch FROM secret").fetchall()[0]

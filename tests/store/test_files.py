@@ -1,10 +1,12 @@
 """What a file is after a power cut: each sync that `durable_write`, `take_name` and `make_directory` owe is done."""
 
 import errno
+import fcntl
 import os
 import shutil
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,10 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bytes | list[str]
 
     monkeypatch.setattr(os, "fsync", watched)
     return found
+
+
+def fail(number: int, *_: object) -> None:
+    raise OSError(number, os.strerror(number))
 
 
 def take(path: Path, content: bytes) -> None:
@@ -76,6 +82,21 @@ def test_a_directory_is_made_in_the_place_of_an_empty_one(tmp_path: Path, monkey
         pass
     assert own is not None
     os.close(own)
+    flock = fcntl.flock
+    with monkeypatch.context() as patched:
+        for refusal in (errno.ENOSYS, errno.ENOLCK):  # a file system without locks
+            patched.setattr(fcntl, "flock", partial(fail, refusal))
+            with made_beside(tmp_path / "begun"):
+                pass
+
+        def end_first(descriptor: int, operation: int) -> None:
+            (tmp_path / "begun" / "file").touch()  # another process ends here
+            flock(descriptor, operation)
+
+        patched.setattr(fcntl, "flock", end_first)
+        with pytest.raises(DestinationTaken), made_beside(tmp_path / "begun"):
+            pytest.fail("the body may take hours")
+    assert not (tmp_path / ".begun.part").exists()
     kept = tmp_path / "victim" / "new" / "file"
     kept.parent.mkdir(parents=True)
     kept.touch()

@@ -56,6 +56,8 @@ OWN: Final = ("console_session", "log_position", "shared")
 """Tables of the original alone: who is signed in there, and what is its cluster's."""
 NO_SPACE: Final = "no space is left"
 """Text of a DatabaseFailed: there is none for the copy."""
+DAMAGED: Final = "the database is damaged: "
+"""How the text of a DatabaseFailed begins: free space would not help."""
 
 Progress = Callable[[int, int], None]
 """Called with the work done and the total."""
@@ -86,8 +88,7 @@ def backup(
     part = copy.with_name(copy.name + ".part")
     if copy.exists():
         raise DestinationTaken(f"{copy} exists already")
-    part.unlink(missing_ok=True)
-    os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
     try:
         _copy(database, part, progress, is_owner, exactly)
         if replica:
@@ -261,16 +262,18 @@ def made(destination: Path) -> Iterator[Path]:
     check_vacant(destination)
     is_new = not destination.exists()
     with _alone_in(destination, destination):
-        check_vacant(destination)  # another process may have ended since
-        if _is_locked(_beside(destination)):
-            raise _busy(destination)
-        destination.chmod(0o700)
-        part = _part_of(destination)
-        os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        part, is_ours = _part_of(destination), False
         try:
+            check_vacant(destination)  # another process may have ended since
+            if _is_locked(_beside(destination)):
+                raise _busy(destination)
+            destination.chmod(0o700)
+            os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            is_ours = True
             yield part
         except BaseException:
-            part.unlink(missing_ok=True)
+            if is_ours:
+                part.unlink(missing_ok=True)
             if is_new and not any(destination.iterdir()):
                 destination.rmdir()
             raise
@@ -288,6 +291,7 @@ def made_beside(place: Path) -> Iterator[Path]:
         _check_own(part)
         beside = part / place.name
         try:
+            check_vacant(place)  # another process may have ended since
             if _is_locked(place):
                 raise _busy(place)
             for left in part.iterdir():  # of a process that died; 0.1.0 wrote the files here
@@ -295,7 +299,7 @@ def made_beside(place: Path) -> Iterator[Path]:
             beside.mkdir(mode=0o700)
             yield beside
             sync_tree(beside)
-            check_vacant(place)  # another process may have ended since
+            check_vacant(place)  # a server may have started there
             beside.rename(place)
         finally:
             shutil.rmtree(part, ignore_errors=True)
@@ -333,6 +337,8 @@ def _is_locked(directory: Path) -> bool:
         return False
     try:
         return is_held(descriptor)
+    except OSError:  # a file system without locks, see `take_directory`
+        return False
     finally:
         os.close(descriptor)
 
@@ -409,7 +415,7 @@ def _check_structure(part: Path) -> None:
     with closing(connect(part)) as connection:
         found = str(connection.execute("PRAGMA quick_check(1)").get)
     if found != "ok":
-        raise DatabaseFailed(f"the database is damaged: {found.rpartition(chr(10))[2]}")
+        raise DatabaseFailed(f"{DAMAGED}{found.rpartition(chr(10))[2]}")
 
 
 def _single_file(part: Path) -> apsw.Connection:
