@@ -93,7 +93,10 @@ def test_what_this_release_does_not_read_is_told(run: Run, data: Data, pragma: s
 
 
 def test_a_full_disk_and_a_lost_file_stand_in_the_way(
-    run: Run, veilmq: Callable[..., "subprocess.CompletedProcess[str]"], data: Data
+    run: Run,
+    veilmq: Callable[..., "subprocess.CompletedProcess[str]"],
+    data: Data,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     killed = data(STATE_FORMAT)
     change(killed, "UPDATE mark SET offset = 1")  # as if the WAL had been left behind
@@ -121,6 +124,13 @@ def test_a_full_disk_and_a_lost_file_stand_in_the_way(
     done = run("upgrade", "--check", "--data", str(there))
     assert done.code == 1
     assert "free space" in done.out
+    with (there / "veilmq.db").open("r+b") as file:
+        file.seek(100)
+        file.write(bytes(1000))
+    command = ("upgrade", "--check", "--data", str(there))
+    assert "Free space if the disk is full; else see what can be had" in run(*command).err
+    monkeypatch.setattr(os, "access", lambda path, mode, **_: mode != os.W_OK)  # a mount for reading alone
+    assert f"{there} cannot be written by this user, or is read-only" in run(*command).err
 
 
 def test_what_is_no_data_directory_is_told(run: Run, tmp_path: Path) -> None:

@@ -52,6 +52,12 @@ def test_a_damaged_backup_is_named(tmp_path: Path, run: Run) -> None:
     os.truncate(lived.directory / "veilmq.db-wal", 400_000)
     with (backup / "veilmq.db").open("r+b") as file:
         size = os.fstat(file.fileno()).st_size
+        file.seek(size - 4_096)
+        file.write(bytes(4_096))
+        file.flush()
+        ended = run("backup", str(tmp_path / "again"), "--data", str(backup))
+        assert (ended.code, "removed: the database is damaged: " in ended.err) == (Exit.STORE, True), ended.err
+        assert f"See what can be had: veilmq check --data {backup} --repair" in ended.err
         file.seek(8_192)
         file.write(bytes(size - 8_192))
     arguments = ("--data", str(lived.directory), "--repair", str(tmp_path / "new"))
@@ -106,6 +112,7 @@ def test_wrong_uses_are_told(tmp_path: Path, run: Run) -> None:
     for arguments, make in product(making, (made, made_beside)):
         with make(Path(new)):
             ended = run(*arguments)
+            assert Path(new).exists() == (make is made), "a refused call leaves nothing"
         shutil.rmtree(new)
         told = f"another process is writing {new}\n  Wait until it ends"
         assert (ended.code, told in ended.err) == (Exit.DIRECTORY, True), (arguments, ended)

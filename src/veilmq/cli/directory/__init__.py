@@ -27,6 +27,7 @@ from veilmq.cli.failures import (
     advice_on,
     check_directory,
     foreign,
+    may,
     refuse_remains,
     repair_command,
     taken,
@@ -47,7 +48,7 @@ from veilmq.store.directory import (
 )
 from veilmq.store.sqlite.disk import DAMAGE, MISMATCH, SqliteError, open_reader
 from veilmq.store.sqlite.tools import check as check_database
-from veilmq.store.sqlite.tools.backup import NO_SPACE, backup_directory, receive_directory
+from veilmq.store.sqlite.tools.backup import DAMAGED, NO_SPACE, backup_directory, receive_directory
 
 if TYPE_CHECKING:
     from veilmq.store.sqlite.repair import MissingMessage, QueueContent, Repair
@@ -86,12 +87,13 @@ def backup(data: Path, destination: Path, *, as_json: bool, access: HttpAccess |
     except (SchemaRefused, SqliteTooOld) as error:
         raise Failure(Exit.DIRECTORY, str(error)) from None
     except (OSError, DatabaseFailed) as error:
-        advice = _closed(data) if access is None else ""
+        advice = access_advice(data) if access is None else ""
         if isinstance(error, PermissionError):
             asked = "Name a directory that belongs to this user, or one that is not there yet."
         elif isinstance(error, DatabaseFailed) and str(error) != NO_SPACE:
             can = f"see what can be had: {repair_command(data if access is None else None)}"
-            asked = f"S{can[1:]}" if str(error) == MISMATCH else f"Free space if the disk is full; else {can}"
+            is_damage = str(error).startswith((MISMATCH, DAMAGED))
+            asked = f"S{can[1:]}" if is_damage else f"Free space if the disk is full; else {can}"
         else:
             asked = "Is there space at the destination, and where the data is?"
         raise Failure(Exit.STORE, f"the copy failed and was removed: {error}", advice or asked) from None
@@ -138,17 +140,17 @@ def check(data: Path, *, as_json: bool, access: HttpAccess | None = None) -> Exi
         raise Failure(Exit.DIRECTORY, str(error)) from None
     except (OSError, DatabaseFailed) as error:
         free = f"Free space if the disk is full; else see what can be had: {repair_command(data)}"
-        raise Failure(Exit.DIRECTORY, f"{database} cannot be opened: {error}", _closed(data) or free) from None
+        raise Failure(Exit.DIRECTORY, f"{database} cannot be opened: {error}", access_advice(data) or free) from None
     return _say_checked(report, data, as_json=as_json)
 
 
-def _closed(data: Path) -> str:
+def access_advice(data: Path) -> str:
     """Advice if the files cannot be read or the directory cannot be written, which SQLite needs even to read a
     write-ahead log."""
     for each in (data / DATABASE, data / REDO):
-        if each.exists() and not os.access(each, os.R_OK):
+        if each.exists() and not may(each, os.R_OK):
             return f"{each} may not be read by this user: chown it (or chmod u+rw), or be its owner."
-    if os.access(data, os.W_OK):
+    if may(data, os.W_OK):
         return ""
     return f"{data} cannot be written by this user, or is read-only: copy all of it elsewhere, and look there."
 

@@ -199,8 +199,7 @@ def _queues(settings: "Settings", holder: "Holder | None") -> Iterator[Finding]:
     else:
         check = f"veilmq check --data {quote(str(data))}"
         text = f"not looked at: opening {data} would change it, and its server was killed or failed"
-        fix = f"Start it, which brings back what was acknowledged. To see before whether the files are damaged: {check}"
-        yield Finding("queues", Level.OK, text, fix)
+        yield Finding("queues", Level.WARNING, text, f"See whether it is damaged before you start it: {check}")
 
 
 def broken(check: str, error: OSError) -> Finding:

@@ -135,7 +135,10 @@ def look(data: Path) -> Found:
     except NotOurs as error:
         raise foreign(data, error) from None
     except (DatabaseFailed, OSError) as error:
-        advice = f"See what can be had: {repair_command(data)}" if isinstance(error, DatabaseFailed) else ""
+        from veilmq.cli.directory import access_advice
+
+        free = f"Free space if the disk is full; else see what can be had: {repair_command(data)}"
+        advice = access_advice(data) or free if isinstance(error, DatabaseFailed) else ""
         raise Failure(Exit.DIRECTORY, f"{database} cannot be read: {error}", advice) from None
 
 
