@@ -1,6 +1,7 @@
 """Backups of a store in use, and what `check` finds in good and in damaged directories."""
 
 import json
+import os
 import re
 from hashlib import md5
 from pathlib import Path
@@ -325,10 +326,10 @@ def test_a_receive_attempt_of_before_is_a_new_one_in_the_copy(used: Used, tmp_pa
 
 
 def test_the_copy_has_a_fresh_secret(used: Used, tmp_path: Path) -> None:
-    with made(tmp_path / "made") as part:
-        file = part.stat().st_ino
+    with made(tmp_path / "made") as part, part.open() as file:
         backup_file(used.database, tmp_path / "made" / DATABASE)
-        assert (tmp_path / "made" / DATABASE).stat().st_ino == file, "no server can start there meanwhile"
+        is_same = os.path.samestat(os.fstat(file.fileno()), (tmp_path / "made" / DATABASE).stat())
+        assert is_same, "its name was never free for a server that starts"
     backup_file(used.database, tmp_path / "copy.db")
     secrets = [
         connect(path).execute("SELECT receipts, epoch FROM secret").fetchall()[0]
