@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import boto3
+import fsspec
 import msgspec
 import pytest
 from moto.server import ThreadedMotoServer
@@ -44,6 +45,7 @@ def bucket() -> Iterator[str]:
         patch.setenv("AWS_ACCESS_KEY_ID", "A")
         patch.setenv("AWS_SECRET_ACCESS_KEY", "s")
         boto3.client("s3", region_name="us-east-1").create_bucket(Bucket="archive")
+        fsspec.get_filesystem_class("s3").clear_instance_cache()  # it may hold one for another endpoint
         yield "s3://archive/veilmq"
     server.stop()
 

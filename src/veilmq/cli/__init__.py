@@ -7,6 +7,7 @@ the ones on a directory are in directory.py.
 """
 
 import os
+import signal
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, partial
@@ -167,6 +168,9 @@ def _serve(flags: dict[str, Any]) -> None:
 
     Every flag can also be given as VEILMQ_NAME in the environment, or as name in the TOML file of --config.
     """
+    heeds = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if heeds:  # a module's import may swallow a KeyboardInterrupt, and then the server would start
+        signal.signal(signal.SIGINT, signal.getsignal(signal.SIGTERM))
     from veilmq.store.sqlite.memory import count_no_memory
 
     count_no_memory()
@@ -174,6 +178,8 @@ def _serve(flags: dict[str, Any]) -> None:
     from veilmq.cli.serve.systemd import manager_of
     from veilmq.cli.sources import resolve
 
+    if heeds:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     raise typer.Exit(int(serve(resolve(flags, os.environ), manager_of(os.environ))))
 
 
