@@ -435,7 +435,7 @@ class TestBadInput:
             EncryptedQueue(plain, Keys(KEY), unreadable=keep, algorithms=algorithms)  # type: ignore[arg-type]
 
     def test_dead_letters_into_itself(self, account: Account, plain: Queue) -> None:
-        with pytest.raises(ParameterInvalid, match="itself"):
+        with pytest.raises(ParameterInvalid, match="another queue"):
             EncryptedQueue(plain, Keys(KEY), unreadable=DeadLetters(account.queue("orders")))
 
     def test_a_policy_that_is_none(self, plain: Queue) -> None:

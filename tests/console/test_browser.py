@@ -160,6 +160,7 @@ def test_a_worker_works_while_somebody_looks(tab: Tab, api: Api, twice: str) -> 
     cases = [("/console/jobs", name), ("/console/workers", "Boto3"), ("/console/", name),
              (f"/console/messages/{message}", "Boto3"),
              (f"{CONSOLE}/long.fifo", "g" * 128), (f"{CONSOLE}/long.fifo/past?at=1+s", "t" * 256)]  # fmt: skip
+    api.later(2)  # so that the queue was there a second ago
     for path, text in cases:
         tab.open(path)
         table = page.locator(".scroll:has(table)", has_text=text)

@@ -219,10 +219,7 @@ CASES: dict[str, tuple[Law, dict[str, Any]]] = {
     "few": (lognormal(20, 1.0), {"messages": 20, "lease": 600.0}),
 }
 """Law and workload; each is a queue of a history, that of the fast ones or that of the others."""
-FAST = (
-    "70 %: given back at 14 s", "own length", "new length each time", "stale deletes", "cut: bimodal",
-    "plan: lognormal", "few",
-)  # fmt: skip
+FAST = ("own length", "new length each time", "stale deletes", "cut: bimodal", "plan: lognormal", "few")
 
 
 def named(start: str) -> list[Any]:
