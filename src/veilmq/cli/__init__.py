@@ -7,7 +7,6 @@ the ones on a directory are in directory.py.
 """
 
 import os
-import signal
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, partial
@@ -33,6 +32,7 @@ from veilmq.cli.migrate import register as register_migrate
 from veilmq.cli.pipeline import register as register_pipeline
 from veilmq.cli.release import register as register_release
 from veilmq.cli.remote import register
+from veilmq.cli.signals import ended_by_interrupt
 from veilmq.cli.work import register as register_work
 from veilmq.cli.work import register_verify
 
@@ -168,18 +168,14 @@ def _serve(flags: dict[str, Any]) -> None:
 
     Every flag can also be given as VEILMQ_NAME in the environment, or as name in the TOML file of --config.
     """
-    heeds = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if heeds:  # a module's import may swallow a KeyboardInterrupt, and then the server would start
-        signal.signal(signal.SIGINT, signal.getsignal(signal.SIGTERM))
-    from veilmq.store.sqlite.memory import count_no_memory
+    with ended_by_interrupt():  # a module's import may swallow a KeyboardInterrupt, and then the server would start
+        from veilmq.store.sqlite.memory import count_no_memory
 
-    count_no_memory()
-    from veilmq.cli.serve import serve
-    from veilmq.cli.serve.systemd import manager_of
-    from veilmq.cli.sources import resolve
+        count_no_memory()
+        from veilmq.cli.serve import serve
+        from veilmq.cli.serve.systemd import manager_of
+        from veilmq.cli.sources import resolve
 
-    if heeds:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
     raise typer.Exit(int(serve(resolve(flags, os.environ), manager_of(os.environ))))
 
 

@@ -42,6 +42,14 @@ def repair_command(data: Path | None) -> str:
     return f"veilmq check{named} --repair NEW_DIRECTORY --backup NEWEST_BACKUP"
 
 
+def repair_advice(data: Path | None, *, is_damaged: bool = True) -> str:
+    """What to do about a damaged directory; is_damaged false: about one that SQLite could not read."""
+    command = repair_command(data)
+    if is_damaged:
+        return f"See what can be had: {command}"
+    return f"Free space if the disk is full; else see what can be had: {command}"
+
+
 class Exit(IntEnum):
     """Exit codes of `veilmq`; the help text lists them."""
 

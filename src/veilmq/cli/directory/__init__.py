@@ -29,6 +29,7 @@ from veilmq.cli.failures import (
     foreign,
     may,
     refuse_remains,
+    repair_advice,
     repair_command,
     taken,
 )
@@ -91,9 +92,8 @@ def backup(data: Path, destination: Path, *, as_json: bool, access: HttpAccess |
         if isinstance(error, PermissionError):
             asked = "Name a directory that belongs to this user, or one that is not there yet."
         elif isinstance(error, DatabaseFailed) and str(error) != NO_SPACE:
-            can = f"see what can be had: {repair_command(data if access is None else None)}"
-            is_damage = str(error).startswith((MISMATCH, DAMAGED))
-            asked = f"S{can[1:]}" if is_damage else f"Free space if the disk is full; else {can}"
+            is_damaged = str(error).startswith((MISMATCH, DAMAGED))
+            asked = repair_advice(data if access is None else None, is_damaged=is_damaged)
         else:
             asked = "Is there space at the destination, and where the data is?"
         raise Failure(Exit.STORE, f"the copy failed and was removed: {error}", advice or asked) from None
@@ -139,8 +139,8 @@ def check(data: Path, *, as_json: bool, access: HttpAccess | None = None) -> Exi
     except (SchemaRefused, SqliteTooOld) as error:
         raise Failure(Exit.DIRECTORY, str(error)) from None
     except (OSError, DatabaseFailed) as error:
-        free = f"Free space if the disk is full; else see what can be had: {repair_command(data)}"
-        raise Failure(Exit.DIRECTORY, f"{database} cannot be opened: {error}", access_advice(data) or free) from None
+        advice = access_advice(data) or repair_advice(data, is_damaged=False)
+        raise Failure(Exit.DIRECTORY, f"{database} cannot be opened: {error}", advice) from None
     return _say_checked(report, data, as_json=as_json)
 
 
@@ -205,8 +205,8 @@ def _database(data: Path) -> Path:
     if not head:
         raise Failure(Exit.DIRECTORY, f"{database} is empty")
     if head != _HEAD and not _is_readable(database):
-        advice = f"See what can be had: {repair_command(data)}"
-        raise Failure(Exit.DIRECTORY, f"{database} is not a database, or its first page is damaged", advice)
+        text = f"{database} is not a database, or its first page is damaged"
+        raise Failure(Exit.DIRECTORY, text, repair_advice(data))
     return database
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from veilmq.cli.failures import MEMBER_FILE, Exit, Failure, repair_command
+from veilmq.cli.failures import MEMBER_FILE, Exit, Failure, repair_advice
 from veilmq.cli.output import counted, print_json, printable
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ def _queues(settings: "Settings", holder: "Holder | None") -> Iterator[Finding]:
     if found.refused:
         yield Finding("queues", Level.ERROR, found.refused)
     elif found.losses:
-        yield Finding("queues", Level.ERROR, found.losses[0], f"See what can be had: {repair_command(data)}")
+        yield Finding("queues", Level.ERROR, found.losses[0], repair_advice(data))
     else:
         check = f"veilmq check --data {quote(str(data))}"
         text = f"not looked at: opening {data} would change it, and its server was killed or failed"

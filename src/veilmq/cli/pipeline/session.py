@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from veilmq.cli.failures import Exit, Failure, advice_on, check_directory
 from veilmq.cli.output import in_json, time_text
 from veilmq.cli.pipeline import Asked, Where
+from veilmq.cli.signals import ended_by_interrupt
 from veilmq.pipeline.errors import HistoryGap, OptionInvalid, PipelineError
 from veilmq.store.directory import reached_here
 
@@ -282,14 +283,8 @@ def started(where: Where, *, is_short: bool = False) -> Iterator["SparkSession"]
     settings = _settings(where.conf or [])
     for name in _GATEWAY:
         logging.getLogger(name).addFilter(_is_no_interruption)
-    heeds = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if heeds:  # nothing needs an orderly end yet, and an interrupt during Spark's start may leave Java hanging
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-    try:
+    with ended_by_interrupt():  # an exception during Spark's start may leave Java hanging
         spark = session(where.master, where.remote, settings=settings, is_short=is_short)
-    finally:
-        if heeds:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
     # PySpark's handler calls Java from inside the interrupted call, which fails with traces. Use Python's handler, not
     # the previous one: it handles the signal even if a shell ignored it for a background job.
     signal.signal(signal.SIGINT, signal.default_int_handler)

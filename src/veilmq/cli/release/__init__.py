@@ -18,7 +18,7 @@ from typing import Annotated, Any, Final, NamedTuple
 import typer
 
 import veilmq
-from veilmq.cli.failures import Exit, Failure, closed_to_user, foreign, refuse_remains, repair_command
+from veilmq.cli.failures import Exit, Failure, closed_to_user, foreign, refuse_remains, repair_advice
 
 _EXTRA: Final = re.compile(r"""([A-Za-z0-9._-]+)[^;]*;.*\bextra == ["']([a-z]+)["']""")
 """A package and its extra, in the metadata of a distribution."""
@@ -137,8 +137,9 @@ def look(data: Path) -> Found:
     except (DatabaseFailed, OSError) as error:
         from veilmq.cli.directory import access_advice
 
-        free = f"Free space if the disk is full; else see what can be had: {repair_command(data)}"
-        advice = access_advice(data) or free if isinstance(error, DatabaseFailed) else ""
+        advice = ""
+        if isinstance(error, DatabaseFailed):
+            advice = access_advice(data) or repair_advice(data, is_damaged=False)
         raise Failure(Exit.DIRECTORY, f"{database} cannot be read: {error}", advice) from None
 
 

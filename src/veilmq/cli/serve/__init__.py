@@ -36,6 +36,7 @@ from veilmq.cli.access import TOKEN_FILE
 from veilmq.cli.failures import Exit, Failure, closed_to_user, end_without, file_advice, foreign, own_and_closed
 from veilmq.cli.serve.push_room import serve_pushes
 from veilmq.cli.serve.systemd import READY, READY_SECONDS, STOPPING, Manager
+from veilmq.cli.signals import ends_process
 from veilmq.cli.sources import Resolved
 from veilmq.model.errors import VeilError
 from veilmq.model.settings.access import DEVELOPMENT_ACCOUNT
@@ -344,8 +345,7 @@ async def _serve(service: Service, manager: Manager, ended: asyncio.Event, entry
 
 
 def _on_signals(ended: asyncio.Event, service: Service, entry: "AdminEntry") -> None:
-    loop, before = asyncio.get_running_loop(), signal.getsignal(signal.SIGTERM)
-    at_once = before if callable(before) else signal.SIG_DFL
+    loop, at_once = asyncio.get_running_loop(), ends_process()
 
     def end(number: signal.Signals) -> None:
         log.info("%s: ending", number.name)

@@ -1,4 +1,4 @@
-"""Does a table belong to the query that is about to write it, and is it still there? Both are told from Spark's logs.
+"""Does a table belong to the query that is about to write it, and is it still there? Spark's logs answer both.
 
 Spark's Parquet sink identifies batches by their numbers only. If a new query starts on another query's table, the sink
 says that it already has batch 0, and the source then deletes messages that are in no table. If a query goes on whose

@@ -128,8 +128,8 @@ def _is_missing(path: Path) -> bool:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
         return True
-    except OSError:  # as of a folder that this user may not search: who uses the place is told why
-        return False
+    except OSError:  # the first write to the place reports it, as where this user may not search a folder above
+        pass
     return False
 
 
