@@ -397,7 +397,7 @@ class TestEndpoints:
 
     @pytest.fixture
     def told(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(queues, "_told", set())
+        monkeypatch.setattr(queues, "_logged", set())
 
     @pytest.mark.parametrize("slash", ["", "/"])
     def test_http_is_mns(self, server: LocalServer, slash: str) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from veilmq.client.shared.threads import SenderPool, Teller
+from veilmq.client.shared.threads import CallbackThread, SenderPool
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 
@@ -80,11 +80,11 @@ def test_threads_are_started_as_work_waits() -> None:
 
 
 def test_everyone_is_told_though_some_raise() -> None:
-    teller = Teller("teller")
+    thread = CallbackThread("callbacks")
     told, done = list[int](), threading.Event()
-    teller.tell([broken, lambda: told.append(1), broken, lambda: told.append(2), done.set])
+    thread.run_soon([broken, lambda: told.append(1), broken, lambda: told.append(2), done.set])
     assert done.wait(30)
     again = threading.Event()
-    teller.tell([again.set])
+    thread.run_soon([again.set])
     assert again.wait(30)
     assert told == [1, 2]

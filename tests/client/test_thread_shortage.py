@@ -13,7 +13,7 @@ from veilmq.client.keeper import LeaseKeeper
 from veilmq.client.messages import Message
 from veilmq.client.receiver import Receiver
 from veilmq.client.routed import RoutedQueue
-from veilmq.client.shared.threads import Alarm, Teller
+from veilmq.client.shared.threads import Alarm, CallbackThread
 
 Shortage = Callable[[], AbstractContextManager[None]]
 
@@ -50,11 +50,11 @@ def test_a_keeper_keeps_what_it_took_and_nothing_else(stage: Stage, shortage: Sh
 def test_who_is_told_is_told_all_the_same(shortage: Shortage) -> None:
     told: list[str] = []
     again = threading.Event()
-    teller = Teller("teller")
+    thread = CallbackThread("callbacks")
     with shortage():
-        teller.tell([lambda: told.append("now")])
+        thread.run_soon([lambda: told.append("now")])
     assert told == ["now"]
-    teller.tell([again.set])
+    thread.run_soon([again.set])
     assert again.wait(WAIT_S)
 
 

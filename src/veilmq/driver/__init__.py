@@ -274,8 +274,8 @@ class Figures(msgspec.Struct):
 
 def _named(why: str) -> str:
     """The error's class; of an error of the service's own, also its code."""
-    kind, _, said = why.partition(": ")
-    return f"{kind} {said.partition(':')[0]}" if kind == ServiceError.__name__ else kind
+    kind, _, message = why.partition(": ")
+    return f"{kind} {message.partition(':')[0]}" if kind == ServiceError.__name__ else kind
 
 
 class Anywhere(Wrapping):

@@ -103,7 +103,7 @@ def _row(names: list[str], value: Any) -> dict[str, Any]:
     return dict(zip(names, parts, strict=True))
 
 
-def _label(row: dict[str, Any], say: Callable[[Any], Any] | None) -> str:
-    if say is not None:
-        return ", ".join(str(say(value)) for value in row.values())[:_TEXT_MAX]
+def _label(row: dict[str, Any], shown: Callable[[Any], Any] | None) -> str:
+    if shown is not None:
+        return ", ".join(str(shown(value)) for value in row.values())[:_TEXT_MAX]
     return ", ".join(f"{name}={str(value)[:_TEXT_MAX]!r}" for name, value in row.items())

@@ -53,8 +53,8 @@ class State(msgspec.Struct):
         return {name: value for name, value in shown.items() if value is not None}
 
 
-def _settings(told: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in (_DEFAULTS | told).items() if name not in _PRIVATE}
+def _settings(given: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in (_DEFAULTS | given).items() if name not in _PRIVATE}
 
 
 def state_of(lines: Iterable[dict[str, Any]]) -> State:
@@ -329,17 +329,17 @@ class Replaying:
         """Compare the known state with the snapshot."""
         if detail["part"] == Part.MESSAGES:
             for message in detail["messages"]:
-                told = State(self._state.queues, {0: message | {"incarnation": event.incarnation}}).at(event.at)
+                given = State(self._state.queues, {0: message | {"incarnation": event.incarnation}}).at(event.at)
                 known = State(self._state.queues, {0: self._state.messages[message["sequence"]]}).at(event.at)
-                assert told.messages == known.messages, event.offset
+                assert given.messages == known.messages, event.offset
         elif detail["part"] == Part.QUEUE:
             queue = self._queue(event.incarnation)
             assert queue is not None
             shown = {name: value for name, value in detail.items() if name != "part"}
-            told, known = (
+            given, known = (
                 State({0: each}).at(event.at) for each in (shown | {"incarnation": event.incarnation}, queue)
             )
-            assert told == known, event.offset
+            assert given == known, event.offset
 
 
 def _arrived(

@@ -54,7 +54,7 @@ SQS_WAIT_SECONDS_MAX: Final = 20
 """Longest wait that a queue of SQS, or of a server through its SQS port, can be created with."""
 
 Made = TypeVar("Made")
-_told: set[str] = set()
+_logged: set[str] = set()
 _lock = threading.Lock()
 log = logging.getLogger("veilmq.documents")
 
@@ -100,7 +100,7 @@ def wait_within(capabilities: Capabilities, seconds: float) -> float:
     """`seconds`, or the longest wait that the protocol has."""
     if checks.seconds(seconds, "waitSeconds", 0, math.inf) <= capabilities.wait_max:
         return seconds
-    _tell_once(f"{capabilities.protocol} waits {capabilities.wait_max:g} s at most: a wait of {seconds:g} s is that")
+    _log_once(f"{capabilities.protocol} waits {capabilities.wait_max:g} s at most: a wait of {seconds:g} s is that")
     return capabilities.wait_max
 
 
@@ -112,15 +112,15 @@ def with_wait_within(template: Template, make: Callable[[Template], Made]) -> Ma
         if template.wait is None or template.wait <= SQS_WAIT_SECONDS_MAX:
             raise
         made = make(replace(template, wait=SQS_WAIT_SECONDS_MAX))
-    _tell_once(f"a queue's polling wait is {SQS_WAIT_SECONDS_MAX} s at most here: {template.wait:g} s is that")
+    _log_once(f"a queue's polling wait is {SQS_WAIT_SECONDS_MAX} s at most here: {template.wait:g} s is that")
     return made
 
 
-def _tell_once(line: str) -> None:
+def _log_once(line: str) -> None:
     with _lock:
-        if line in _told:
+        if line in _logged:
             return
-        _told.add(line)
+        _logged.add(line)
     log.warning("%s (said once)", line)
 
 

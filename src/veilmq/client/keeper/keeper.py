@@ -23,7 +23,7 @@ from veilmq.client.keeper.lease import CrashLearner, KeeperStats, Learner, Lease
 from veilmq.client.messages import Extension, Received
 from veilmq.client.queue import Queue
 from veilmq.client.shared import checks
-from veilmq.client.shared.threads import Closing, OfProcess, SenderPool, Teller
+from veilmq.client.shared.threads import CallbackThread, Closing, OfProcess, SenderPool
 from veilmq.model.errors import LeaseError, LeaseExpired, MessageGone, ParameterInvalid, VeilError
 from veilmq.model.messages import Failure
 
@@ -78,7 +78,7 @@ class LeaseKeeper(Closing, OfProcess):
         )
         self._batch = batch_size(capabilities)
         self._pool = SenderPool(self.parameters.senders_max(capabilities), f"veilmq keeper {queue.name} sender")
-        self._teller = Teller(f"veilmq keeper {queue.name} teller")
+        self._callbacks = CallbackThread(f"veilmq keeper {queue.name} callbacks")
         self._on_lost = checks.function_or_none(on_lost, "on_lost")
         learner: object = plan
         self._learner: Learner | None = learner if isinstance(learner, Learner) else None
@@ -185,10 +185,10 @@ class LeaseKeeper(Closing, OfProcess):
         finally:
             with self._lock:
                 self._decisions.extended(lease, answer, seconds, before, self.clock.monotonic(), own=False)
-                told = self._after()
+                lost = self._after()
                 if self._decisions.next_look() < self._sleeps_until:
                     self._wake.notify()
-            self._tell(told)
+            self._report(lost)
 
     def release(self, message: Lease | Received, delay: float = 0, *, failure: Failure | None = None) -> None:
         """Give the message back. Raises like `Lease.release`; ParameterInvalid if it is not held."""
@@ -238,10 +238,10 @@ class LeaseKeeper(Closing, OfProcess):
             rest = [lease for lease in self._decisions.holds.values() if lease.status in (State.HELD, State.EXTENDING)]
             for lease in rest:
                 self._decisions.lose(lease, Reason.CLOSED)
-            told = self._after()
+            lost = self._after()
             self._wake.notify_all()
             self._turn.notify_all()
-        self._tell(told)
+        self._report(lost)
         if release:
             self._release_all(rest)
         self._pool.close()
@@ -255,7 +255,7 @@ class LeaseKeeper(Closing, OfProcess):
             if lease.reason is None:
                 lease.callbacks = [*(lease.callbacks or ()), callback]
                 return
-        self._teller.tell([partial(callback, lease)])
+        self._callbacks.run_soon([partial(callback, lease)])
 
     def event_of(self, lease: Lease) -> threading.Event:
         """An event that is set when the lease is lost. Created on the first wait, because most handlers never wait."""
@@ -322,8 +322,8 @@ class LeaseKeeper(Closing, OfProcess):
         finally:
             with self._lock:
                 self._decisions.ended(lease, returned, failed, self.clock.monotonic())
-                told = self._after()
-            self._tell(told)
+                lost = self._after()
+            self._report(lost)
 
     def _delete(self, lease: Lease) -> None:
         """Delete. If an earlier delete lost its answer, finding the message gone counts as success."""
@@ -373,8 +373,8 @@ class LeaseKeeper(Closing, OfProcess):
             due = self._decisions.due(self.clock.monotonic(), LOOKS_MAX)
             batches = [due[first : first + self._batch] for first in range(0, len(due), self._batch)]
             self._handed += len(batches)
-            told = self._after()
-        self._tell(told)
+            lost = self._after()
+        self._report(lost)
         return batches
 
     def _send(self, batch: list[Lease]) -> None:
@@ -399,17 +399,17 @@ class LeaseKeeper(Closing, OfProcess):
                         learnt.append(partial(self._learn, self._learner.late, late))
                     self._decisions.extended(lease, answer, seconds, before, now)
                 self._handed -= 1
-                told = self._after()
+                lost = self._after()
                 if self._decisions.next_look() < self._sleeps_until:
                     self._wake.notify()
-            self._tell(told)
+            self._report(lost)
             for each in learnt:  # without the lock, which what blocks there would hold
                 each()
 
-    def _learn(self, tell: Callable[..., object], *values: object) -> None:
+    def _learn(self, call: Callable[..., object], *values: object) -> None:
         """Tell the plan. Its errors hold nothing up."""
         try:
-            tell(*values)
+            call(*values)
         except Exception:
             log.exception("queue %s: the plan failed", self.queue.name)
 
@@ -443,7 +443,7 @@ class LeaseKeeper(Closing, OfProcess):
         lost, self._decisions.losses = self._decisions.losses, []
         return lost
 
-    def _tell(self, lost: list[Lease]) -> None:
+    def _report(self, lost: list[Lease]) -> None:
         if not lost:
             return
         calls: list[Callable[[], object]] = []
@@ -467,7 +467,7 @@ class LeaseKeeper(Closing, OfProcess):
             "queue %s: %d leases lost, first message %s: %s%s",
             self.queue.name, len(lost), first.message.id, first.reason, f" ({first.error})" if first.error else "",
         )  # fmt: skip
-        self._teller.tell(calls)
+        self._callbacks.run_soon(calls)
 
     def _release_all(self, leases: list[Lease]) -> None:
         """Release as many as possible within RELEASE_SECONDS."""

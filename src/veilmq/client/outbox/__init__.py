@@ -324,9 +324,9 @@ class Relay(Closing, Anew):
         """
         fifo = self._queue.capabilities.native_fifo
         is_free = f"(holder IS NULL OR held_until < {self._now()})"
-        told, wanted = (f"CASE WHEN {is_free} THEN 1 ELSE 0 END", "") if fifo else ("1", f" AND {is_free}")
+        held, wanted = (f"CASE WHEN {is_free} THEN 1 ELSE 0 END", "") if fifo else ("1", f" AND {is_free}")
         select = (
-            f"SELECT position, id, message, {told} FROM {self._outbox.table} WHERE sent IS NULL AND failure IS NULL"
+            f"SELECT position, id, message, {held} FROM {self._outbox.table} WHERE sent IS NULL AND failure IS NULL"
             f"{wanted} AND position > ? ORDER BY position LIMIT {self._batch:d}"
         )
         for _ in range(_LOOKS_MAX):

@@ -55,7 +55,7 @@ def whole(value: Any, parameter: str, least: int, most: int) -> int:
     if isinstance(value, int) and type(value) is not bool and least <= value <= most:
         return value
     raise ParameterInvalid(
-        parameter=parameter, reason=f"must be a whole number from {least} to {most}, not {_said(value)}"
+        parameter=parameter, reason=f"must be a whole number from {least} to {most}, not {_text_of(value)}"
     )
 
 
@@ -68,7 +68,7 @@ def number(value: Any, parameter: str, least: float, most: float, kind: str = "a
     """A number in a range that is not a duration. Raises ParameterInvalid."""
     if _is_number(value) and least <= value <= most:
         return value  # type: ignore[no-any-return]
-    reason = f"must be {kind} from {_shown(least)} to {_shown(most)}, not {_said(value)}"
+    reason = f"must be {kind} from {_shown(least)} to {_shown(most)}, not {_text_of(value)}"
     raise ParameterInvalid(parameter=parameter, reason=reason)
 
 
@@ -76,34 +76,34 @@ def positive(value: Any, parameter: str, *, may_be_endless: bool = False, kind: 
     """A duration, or what `kind` says, above 0. Raises ParameterInvalid."""
     if _is_number(value) and (0 < value < math.inf or (may_be_endless and value == math.inf)):
         return value  # type: ignore[no-any-return]
-    raise ParameterInvalid(parameter=parameter, reason=f"{_said(value)} is not a finite {kind} above 0")
+    raise ParameterInvalid(parameter=parameter, reason=f"{_text_of(value)} is not a finite {kind} above 0")
 
 
 def not_negative(value: Any, parameter: str) -> float:
     """A duration of 0 or more, but finite. Raises ParameterInvalid."""
     if _is_number(value) and 0 <= value < math.inf:
         return value  # type: ignore[no-any-return]
-    raise ParameterInvalid(parameter=parameter, reason=f"{_said(value)} is not a finite number of seconds from 0 on")
+    raise ParameterInvalid(parameter=parameter, reason=f"{_text_of(value)} is not a finite number of seconds from 0 on")
 
 
 def remaining(value: Any, parameter: str) -> float:
     """The time left until an instant, which may be negative. Raises ParameterInvalid."""
     if _is_number(value) and not math.isnan(value):
         return value  # type: ignore[no-any-return]
-    raise ParameterInvalid(parameter=parameter, reason=f"must be a number of seconds, not {_said(value)}")
+    raise ParameterInvalid(parameter=parameter, reason=f"must be a number of seconds, not {_text_of(value)}")
 
 
 def at_least(value: Any, parameter: str, least: int) -> int:
     """A whole number without an upper bound. Raises ParameterInvalid."""
     if isinstance(value, int) and type(value) is not bool and value >= least:
         return value
-    raise ParameterInvalid(parameter=parameter, reason=f"must be a whole number from {least} on, not {_said(value)}")
+    raise ParameterInvalid(parameter=parameter, reason=f"must be a whole number from {least} on, not {_text_of(value)}")
 
 
 def token(value: str | None, parameter: str) -> None:
     """A message group or a deduplication id, if given. Raises ParameterInvalid."""
     if value is not None and not _TOKEN.fullmatch(value):
-        reason = f"must be 1 to 128 letters, digits and punctuation of ASCII, not {_said(value)}"
+        reason = f"must be 1 to 128 letters, digits and punctuation of ASCII, not {_text_of(value)}"
         raise ParameterInvalid(parameter=parameter, reason=reason)
 
 
@@ -225,7 +225,7 @@ def _plain_tags(tags: Any) -> dict[str, str]:
     found = {}
     for name, value in mapping(tags, "tags").items():
         if not isinstance(name, str) or not isinstance(value, str):
-            reason = f"must be text by text, not {_said(value)} by {_said(name)}"
+            reason = f"must be text by text, not {_text_of(value)} by {_text_of(name)}"
             raise ParameterInvalid(parameter="tags", reason=reason)
         found[text(name, "tags")] = text(value, "tags")
     return found
@@ -271,12 +271,12 @@ def fields(message: Message) -> Message:
     for field in _DURATIONS:
         value = getattr(message, field)
         if value is not None and not _is_number(value):
-            raise ParameterInvalid(parameter=field, reason=f"must be a number of seconds, not {_said(value)}")
+            raise ParameterInvalid(parameter=field, reason=f"must be a number of seconds, not {_text_of(value)}")
         if value is not None and type(value) not in (int, float):
             changed[field] = plain(value)
     priority: Any = message.priority
     if priority is not None and (not isinstance(priority, int) or type(priority) is bool):
-        raise ParameterInvalid(parameter="priority", reason=f"must be a whole number, not {_said(priority)}")
+        raise ParameterInvalid(parameter="priority", reason=f"must be a whole number, not {_text_of(priority)}")
     if priority is not None and type(priority) is not int:
         changed["priority"] = int(priority)
     names = mapping(message.attributes, "attributes")
@@ -302,7 +302,7 @@ def _shown(bound: float) -> str:
     return str(int(bound)) if math.isfinite(bound) and bound == int(bound) else str(bound)
 
 
-def _said(value: Any) -> str:
+def _text_of(value: Any) -> str:
     try:
         text = repr(value)
     except ValueError:  # an int with more digits than Python prints

@@ -14,9 +14,9 @@ The keeper's senders (`SenderPool`): tasks wait in a heap, the lease that ends f
 as work waits for them, up to a limit, and then stay. A task that raises ends its thread, the traceback goes to
 threading.excepthook, and another thread is started for the remaining tasks: the pool never stays without threads.
 
-Callbacks (`Teller`) are the user's code. They run one after another in a separate thread that ends when all have run. A
-callback that raises ends this thread like any unhandled error (threading.excepthook), and a new thread runs the rest.
-If no thread can be started, the caller's thread runs them.
+Callbacks (`CallbackThread`) are the user's code. They run one after another in a thread that ends when all have
+run. A callback that raises ends this thread like any unhandled error (threading.excepthook), and a new thread runs the
+rest. If no thread can be started, the caller's thread runs them.
 
 The timer (`Alarm`) makes calls at given instants: one heap and one thread, which starts with the first call. Calls must
 be short. A cancelled entry drops its call at once; the empty entry stays in the heap until its instant comes or most of
@@ -325,7 +325,7 @@ class SenderPool:
                     self._grow()
 
 
-class Teller:
+class CallbackThread:
     """Runs callbacks in order, in a separate thread."""
 
     def __init__(self, name: str) -> None:
@@ -334,7 +334,7 @@ class Teller:
         self._lock = threading.Lock()
         self._running = False
 
-    def tell(self, calls: list[Callable[[], object]]) -> None:
+    def run_soon(self, calls: list[Callable[[], object]]) -> None:
         """Run `calls` soon."""
         if not calls:
             return

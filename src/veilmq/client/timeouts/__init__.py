@@ -334,7 +334,7 @@ class ThresholdTimeout:
         self._factor = factor
         self._longest = longest
         self._margin = margin
-        self._tell = tell
+        self._report = tell
         self._clock = clock
         self._failed: deque[float] = deque()
         self._lock = threading.Lock()
@@ -367,8 +367,8 @@ class ThresholdTimeout:
                 self._failed.clear()
                 self.timeout = min(self.timeout * self._factor, self._longest)
             raised = self.timeout
-        if raised != before and self._tell is not None:
-            self._tell(raised)
+        if raised != before and self._report is not None:
+            self._report(raised)
 
     def vanished(self, message: Received, held: float) -> None:
         """Ignored: a crash does not count."""

@@ -74,7 +74,7 @@ class Counts:
         self._received = 0
         hearing: object = meter
         self._summing = hearing if isinstance(hearing, Summing) else None
-        self._telling = threading.Lock()
+        self._reporting = threading.Lock()
         self._in_hand = 0
         self._over = False
 
@@ -108,34 +108,34 @@ class Counts:
         with self._lock:
             self._outcomes[outcome] += 1
         if self._meter is not None:
-            self._tell(self._meter.ended, outcome, seconds)
+            self._report(self._meter.ended, outcome, seconds)
 
     def failed(self, call: str, error: BaseException) -> None:
         """A call to the queue failed."""
         with self._lock:
             self._failed[call] += 1
         if self._meter is not None:
-            self._tell(self._meter.failed, call, type(error).__name__)
+            self._report(self._meter.failed, call, type(error).__name__)
 
     def in_hand(self, count: Callable[[], int]) -> None:
         """Report the messages in hand. Counted and reported in one step, so that the last report is the newest."""
         if self._meter is not None:
-            with self._telling:
-                self._tell_in_hand(self._meter, 0 if self._over else count())
+            with self._reporting:
+                self._report_in_hand(self._meter, 0 if self._over else count())
 
     def over(self) -> None:
         """The run has ended: report nothing in hand, even if a handler that cannot be stopped still runs."""
         self._over = True
         self.in_hand(lambda: 0)
 
-    def _tell_in_hand(self, meter: Meter, messages: int) -> None:
+    def _report_in_hand(self, meter: Meter, messages: int) -> None:
         before, self._in_hand = self._in_hand, messages
         if self._summing is None:
-            self._tell(meter.in_hand, messages)
+            self._report(meter.in_hand, messages)
         else:
-            self._tell(self._summing.in_hand_changed, messages - before)
+            self._report(self._summing.in_hand_changed, messages - before)
 
-    def _tell(self, hear: Callable[..., None], *values: Any) -> None:
+    def _report(self, hear: Callable[..., None], *values: Any) -> None:
         try:
             hear(self._queue, *values)
         except BaseException:

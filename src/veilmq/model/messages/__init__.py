@@ -248,10 +248,10 @@ class ReceiptKey:
         if len(handle) != HANDLE_CHARACTERS or not handle.isascii():
             return None
         try:
-            _, *said = _FIELDS.unpack(bytes.fromhex(handle[:_FIELDS_CHARACTERS]))
+            _, *fields = _FIELDS.unpack(bytes.fromhex(handle[:_FIELDS_CHARACTERS]))
         except (ValueError, struct.error):
             return None
-        return Receipt(*said) if compare_digest(self.seal(*said), handle) else None
+        return Receipt(*fields) if compare_digest(self.seal(*fields), handle) else None
 
 
 class Reported(StrEnum):

@@ -211,8 +211,8 @@ class Calls(OfProcess):
         except BotoCoreError as error:  # no credentials, no region ...
             if self._attempts.reached:  # at a retry
                 raise TransportError(reason=advised(str(error)), may_have_happened=True) from error
-            said = _NO_CREDENTIALS if isinstance(error, NoCredentialsError) else str(error)
-            raise Unsent(code=type(error).__name__, status=0, request_id="", message=said) from error
+            message = _NO_CREDENTIALS if isinstance(error, NoCredentialsError) else str(error)
+            raise Unsent(code=type(error).__name__, status=0, request_id="", message=message) from error
         except STRANGE as error:
             raise strange_answer(error) from error
         return answer

@@ -305,7 +305,7 @@ class GapWatch:
             checks.not_negative(timeout, "gap_timeout")
         self.policy = policy
         self.timeout = timeout
-        self._tell = checks.function_or_none(tell, "tell_gap")
+        self._report = checks.function_or_none(tell, "tell_gap")
         self._first: tuple[int, int] | None = None
         self._since = 0.0
         self._reported = False
@@ -342,8 +342,8 @@ class GapWatch:
         """Report the gap. True: skip it. Raises GapFound."""
         found = GapFound(queue=queue, epoch=gap.epoch, first=gap.first, last=gap.last, waited=waited)
         log.warning("%s: %s", found, self.policy)
-        if self._tell is not None:
-            self._tell(found)
+        if self._report is not None:
+            self._report(found)
         if self.policy is GapPolicy.RAISE:
             self._since = now
             raise found

@@ -115,8 +115,8 @@ class AsyncRunners:
             task.cancel()
             # Raised without a cancellation it is a failure: a release without delay would bring the message back at
             # once.
-            told = self._killed or all(hand.cancelled for hand in hands)
-            return [STOPPED if told else of_error(error)] * len(hands)
+            stopped = self._killed or all(hand.cancelled for hand in hands)
+            return [STOPPED if stopped else of_error(error)] * len(hands)
         except Exception as error:  # noqa: BLE001 the handler's edge: what it raises becomes the message's result
             return [of_error(error)] * len(hands)
 

@@ -89,10 +89,10 @@ def resolve(name: str) -> Callable[..., Any]:
         for part in path.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
-        said = str(error).strip().partition("\n")[0]
+        reason = str(error).strip().partition("\n")[0]
         if module.endswith(".py"):
-            said = f"name the module as `import` does, {module.removesuffix('.py')}:{path}"
-        raise ParameterInvalid(parameter="handler", reason=f"{name!r} cannot be imported: {said}") from error
+            reason = f"name the module as `import` does, {module.removesuffix('.py')}:{path}"
+        raise ParameterInvalid(parameter="handler", reason=f"{name!r} cannot be imported: {reason}") from error
     found = getattr(found, "handler", found)
     if not callable(found):
         raise ParameterInvalid(parameter="handler", reason=f"{name!r} cannot be called")
@@ -305,7 +305,7 @@ class _Place:
         killed."""
         self._sending = threading.RLock()  # reentrant: the pool sends from this thread if it cannot start another
         """Guards the pipe; may be held as long as the child does not read."""
-        self._teller = DaemonPool(1, "veilmq worker teller")
+        self._cancels = DaemonPool(1, "veilmq worker cancels")
         self._process: Any = None
         self._pipe: Any = None
         self._ended = False
@@ -455,14 +455,14 @@ class _Place:
                 error = carried(raised)
             self._send(packed(("answer", (error, deadline))))
 
-    def _send(self, said: bytes) -> None:
+    def _send(self, data: bytes) -> None:
         with self._sending:
-            self._pipe.send_bytes(said)
+            self._pipe.send_bytes(data)
 
-    def _tell(self, unit: int, said: bytes) -> None:
+    def _send_to(self, unit: int, data: bytes) -> None:
         with contextlib.suppress(OSError, ValueError):
             if self._unit == unit:
-                self._send(said)
+                self._send(data)
 
     def _cancel(self, unit: int, index: int, hands: Sequence[Hand]) -> None:
         """Tell the child to cancel. If none of its messages is wanted any more and it does not end, kill it."""
@@ -470,7 +470,7 @@ class _Place:
             return
         token = hands[index].cancelled
         # Not in this thread: whoever sets tokens (the keeper, a stop) must not wait for a child that does not read.
-        self._teller.submit(self._tell, unit, packed(("cancel", unit, index, str(token.cause), token.detail)))
+        self._cancels.submit(self._send_to, unit, packed(("cancel", unit, index, str(token.cause), token.detail)))
         if all(hand.cancelled for hand in hands):
             clock, wait = self._flow.clock, self._flow.options["kill_after"]
             self._flow.alarm.at(clock.monotonic() + wait, partial(self._overdue, unit))
