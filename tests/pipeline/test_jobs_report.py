@@ -19,7 +19,7 @@ from veilmq.cli.pipeline import Asked
 from veilmq.cli.pipeline.session import show
 from veilmq.pipeline import report
 from veilmq.pipeline.report import Analysis, figures, page
-from veilmq.pipeline.report.drawing import ROLES, Drawing, say
+from veilmq.pipeline.report.drawing import ROLES, Drawing, span
 from veilmq.testing.for_each import for_each
 
 STRANGE = "<script>alert(1)</script>"
@@ -131,15 +131,15 @@ def test_names_are_escaped(text: str) -> None:
 
 def test_today_and_the_recommended_lease_are_marked(text: str, found: Any) -> None:
     row = found.timeouts[found.timeouts["type"].eq("video")].iloc[0]
-    assert f"today {say(120)}" in text
-    assert f"best {say(row.timeout_s)}" in text
+    assert f"today {span(120)}" in text
+    assert f"best {span(row.timeout_s)}" in text
     strange = found.timeouts[found.timeouts.queue.eq(STRANGE)].iloc[0]
-    assert f"at least {say(strange.timeout_at_least_s)}" in text
+    assert f"at least {span(strange.timeout_at_least_s)}" in text
     split = found.split[found.split.parts > 1].iloc[0]
-    assert f"one for all {say(split.together_timeout_s)}" in text
+    assert f"one for all {span(split.together_timeout_s)}" in text
     saved = [figures.percent(split[name]) for name in ("gain", "gain_low", "gain_high")]
     assert "saves {} of the cost, 95 % sure: {} to {}".format(*saved) in text
-    spans = [say(split[f"{name}{end}_s"]) for name in ("median", "timeout") for end in ("", "_low", "_high")]
+    spans = [span(split[f"{name}{end}_s"]) for name in ("median", "timeout") for end in ("", "_low", "_high")]
     told = ["icon", f"{split.attempts:.3g}", *spans, *(f"{100 * split[name]:.1f} %" for name in ("gain", "gain_low"))]
     assert "".join(f"<td>{each}</td>" for each in told) in text, "a table has what the figure has no room for"
 
@@ -148,11 +148,11 @@ def test_a_card_begins_with_what_needs_no_change_of_code(text: str, found: Any) 
     """With the interval, and of how many messages it is."""
     rows = found.timeouts
     video, billing = rows[rows["type"].eq("video")].iloc[0], rows[rows.queue.eq("billing")].iloc[0]
-    assert f'<span class="from">today {say(120)}</span>; <span class="new">set {say(video.timeout_s)}</span>' in text
-    assert f"95 % sure: {say(video.timeout_low_s)} to {say(video.timeout_high_s)}; from 600 messages" in text
-    assert f'today {say(60)}, extended</span>; <span class="new">extend every {say(billing.renew_after_s)}' in text
-    for row, told in ((billing, "95 % sure: {}; "), (video, f"extend, every {say(video.renew_after_s)} ({{}}): ")):
-        assert told.format(f"{say(row.renew_after_low_s)} to {say(row.renew_after_high_s)}") in text
+    assert f'<span class="from">today {span(120)}</span>; <span class="new">set {span(video.timeout_s)}</span>' in text
+    assert f"95 % sure: {span(video.timeout_low_s)} to {span(video.timeout_high_s)}; from 600 messages" in text
+    assert f'today {span(60)}, extended</span>; <span class="new">extend every {span(billing.renew_after_s)}' in text
+    for row, told in ((billing, "95 % sure: {}; "), (video, f"extend, every {span(video.renew_after_s)} ({{}}): ")):
+        assert told.format(f"{span(row.renew_after_low_s)} to {span(row.renew_after_high_s)}") in text
 
 
 def test_at_least_and_keep_have_their_interval_too(found: Any) -> None:
@@ -162,10 +162,10 @@ def test_at_least_and_keep_have_their_interval_too(found: Any) -> None:
     strange["today_lease_s"] = 1.0
     video["today_cost"] = video.timeout_cost
     for row, told in (
-        (strange, f"set at least {say(strange.timeout_at_least_s)}"),
-        (strange, f"95 % sure: at least {say(strange.timeout_low_s)}; longer work was not seen; from 600 messages"),
-        (video, f"keep {say(120)}"),
-        (video, f"the best, 95 % sure: {say(video.timeout_low_s)} to {say(video.timeout_high_s)}; from 600 messages"),
+        (strange, f"set at least {span(strange.timeout_at_least_s)}"),
+        (strange, f"95 % sure: at least {span(strange.timeout_low_s)}; longer work was not seen; from 600 messages"),
+        (video, f"keep {span(120)}"),
+        (video, f"the best, 95 % sure: {span(video.timeout_low_s)} to {span(video.timeout_high_s)}; from 600 messages"),
     ):
         frame = pd.DataFrame([row])
         assert told in page(SimpleNamespace(**vars(found) | {"timeouts": frame}), source="s", offsets=(0, 1), now=0)
@@ -173,7 +173,7 @@ def test_at_least_and_keep_have_their_interval_too(found: Any) -> None:
 
 def test_a_pointer_is_told_values(text: str, found: Any) -> None:
     point = found.redelivery[found.redelivery["type"].eq("video")].iloc[20]
-    assert f"<title>timeout {say(point.timeout_s)}: {figures.percent(point.redelivered)} are started twice (" in text
+    assert f"<title>timeout {span(point.timeout_s)}: {figures.percent(point.redelivered)} are started twice (" in text
     for figure in re.findall(r"<svg.*?</svg>", text, re.DOTALL):
         width, height = map(float, re.search(r'viewBox="0 0 (\S+) (\S+)"', figure).groups())  # type: ignore[union-attr]
         for x, y, wide, high in re.findall(r'<rect x="(\S+)" y="(\S+)" width="(\S+)" height="(\S+)" fill', figure):
@@ -192,10 +192,10 @@ def test_a_slider_begins_at_what_is_recommended_and_says_so_without_a_script(tex
     video = rows[rows["type"].eq("video")].iloc[0]
     slider = re.search(r'<div class="slider" data-name="media · video">.*?</div>', text)
     assert slider is not None
-    assert f"<output>{say(video.timeout_s)} (recommended)</output>" in slider[0]
+    assert f"<output>{span(video.timeout_s)} (recommended)</output>" in slider[0]
     places = json.loads(html.unescape(re.search('data-places="(.*?)"', slider[0])[1]))  # type: ignore[index]
     start = int(re.search('value="(.*?)"', slider[0])[1])  # type: ignore[index]
-    assert places[start][0] == f"{say(video.timeout_s)} (recommended)"
+    assert places[start][0] == f"{span(video.timeout_s)} (recommended)"
     assert "From 600 messages." in slider[0]
     assert sum("today" in place[0] for place in places) == 1
     twice = [float(place[1].partition(" ")[0]) for place in places]
@@ -258,7 +258,7 @@ def test_a_history_that_says_nothing_says_so(found: Any) -> None:
     ],
 )
 def test_times_are_said_as_people_say_them(seconds: float | None, said: str) -> None:
-    assert say(seconds) == said
+    assert span(seconds) == said
 
 
 def test_the_split_of_a_queue_is_drawn_from_that_queues_times() -> None:
@@ -301,7 +301,7 @@ def test_queues_of_one_name_are_told_apart() -> None:
             (there, "eu-west-1", "mail", None), (here, "eu-west-1", "alone", "t"),
         )
     )  # fmt: skip
-    labels = [figures.label_of(row) for _, row in figures.told_apart(rows, rows).iterrows()]
+    labels = [figures.label_of(row) for _, row in figures.with_places(rows, rows).iterrows()]
     assert labels == [
         "orders · t (eu-west-1)", "orders · t (us-east-1)", f"mail ({here})", f"mail ({there})", "alone · t",
     ]  # fmt: skip

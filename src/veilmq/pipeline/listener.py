@@ -49,7 +49,9 @@ class QueryMetrics(StreamingQueryListener):
         self._rows = Counter("veilmq_query_rows", "Rows that the sources gave.", **given)
         self._seconds = Histogram("veilmq_query_batch_seconds", "Time of a micro-batch.", buckets=SECONDS, **given)
         self._failures = Counter("veilmq_query_failures", "Ends of the query by an error.", **given)
-        self._told = Gauge("veilmq_query_last_told_timestamp_seconds", "When Spark last told of the query.", **given)
+        self._last_report = Gauge(
+            "veilmq_query_last_told_timestamp_seconds", "When Spark last told of the query.", **given
+        )
         of = "of the queues that it drains"
         self._backlog = {
             "waiting": Gauge("veilmq_query_backlog_messages", f"Visible messages {of}.", **given),
@@ -66,13 +68,13 @@ class QueryMetrics(StreamingQueryListener):
         for each in (self._batches, self._rows, self._seconds, self._failures, *self._backlog.values()):
             each.labels(name)
         self._active.labels(name).set(1)
-        self._told.labels(name).set(SYSTEM.wall())
+        self._last_report.labels(name).set(SYSTEM.wall())
 
     def onQueryProgress(self, event: "QueryProgressEvent") -> None:
         """Called after a micro-batch, and for a trigger without rows, which is not counted."""
         progress = event.progress
         name = self._name(progress.id)
-        self._told.labels(name).set(SYSTEM.wall())
+        self._last_report.labels(name).set(SYSTEM.wall())
         for each, figure in read_backlog(source.latestOffset for source in progress.sources).items():
             self._backlog[each].labels(name).set(figure)
         rows = progress.numInputRows
@@ -84,7 +86,7 @@ class QueryMetrics(StreamingQueryListener):
     def onQueryIdle(self, event: "QueryIdleEvent") -> None:
         """The query is waiting for data."""
         name = self._name(event.id)
-        self._told.labels(name).set(SYSTEM.wall())
+        self._last_report.labels(name).set(SYSTEM.wall())
         for each in ("waiting", "oldestSeconds", "secondsLeft"):
             self._backlog[each].labels(name).set(0)
 
@@ -92,7 +94,7 @@ class QueryMetrics(StreamingQueryListener):
         """The query ended, with or without an error."""
         name = self._name(event.id)
         self._active.labels(name).set(0)
-        self._told.labels(name).set(SYSTEM.wall())
+        self._last_report.labels(name).set(SYSTEM.wall())
         if event.exception is not None:
             self._failures.labels(name).inc()
 

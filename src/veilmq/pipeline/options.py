@@ -131,10 +131,10 @@ def read_options(options: Mapping[str, str | Path]) -> DrainOptions:
     try:
         read = msgspec.convert(given, DrainOptions, strict=False)
     except msgspec.ValidationError as error:
-        said = str(error)
-        place = re.search(r"\$\.(\w+)", said)
+        message = str(error)
+        place = re.search(r"\$\.(\w+)", message)
         name = camel(place[1]) if place else "?"
-        raise OptionInvalid(f"{name}={given.get(place[1] if place else '')!r} cannot be: {said}.", "") from None
+        raise OptionInvalid(f"{name}={given.get(place[1] if place else '')!r} cannot be: {message}.", "") from None
     _check(read)
     return read
 

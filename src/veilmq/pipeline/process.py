@@ -47,8 +47,8 @@ def process(
         for _ in batches:
             pass
         counts = Worker(url, handler, **given).run(until_empty=True)
-        told = json.dumps([counts.received, counts.outcomes])
-        yield pa.RecordBatch.from_pydict({"counts": [told]})
+        counted = json.dumps([counts.received, counts.outcomes])
+        yield pa.RecordBatch.from_pydict({"counts": [counted]})
 
     # One partition per worker: Spark does not run a task without rows.
     frame = spark.range(0, workers, 1, workers).mapInArrow(work, "counts string")

@@ -107,8 +107,8 @@ def take_back(
     """Take back the plans made at these instants, each with its reason, unless another is in force by now. Returns
     `taken back` or why not, by queue. Raises as `publish`."""
     calls = {queue: ("POST", "/plan/revert", {"made": at, "why": why[:1_000]}) for queue, (at, why) in made.items()}
-    said = _ask(calls, server, token, certificate)
-    return {queue: "taken back" if each in TAKEN else each for queue, each in said.items()}
+    verdicts = _ask(calls, server, token, certificate)
+    return {queue: "taken back" if each in TAKEN else each for queue, each in verdicts.items()}
 
 
 def _ask(
@@ -116,31 +116,31 @@ def _ask(
 ) -> dict[Queue, str]:
     headers = {"Content-Type": "application/json"} | ({"Authorization": authorization(token)} if token else {})
     connection, below = connection_to(server, certificate, _TIMEOUT_S), path_below(server)
-    said: dict[Queue, str] = {}
+    verdicts: dict[Queue, str] = {}
     try:
         for queue, (method, suffix, members) in calls.items():
             path = f"{below}/api/v1/queues/" + "/".join(quote(part, safe="") for part in queue) + suffix
             connection.request(method, path, json.dumps(members).encode(), headers)
             with connection.getresponse() as answer:
-                said[queue] = _verdict(server, answer.status, answer.read())
+                verdicts[queue] = _verdict(server, answer.status, answer.read())
     except UnicodeError:
         raise no_url(server) from None
     except (OSError, http.client.HTTPException) as error:
         raise SourceUnreachable(f"{server} cannot be told: {error}.", "Is its admin port there?") from None
     finally:
         connection.close()
-    return said
+    return verdicts
 
 
 def _verdict(server: str, status: int, body: bytes) -> str:
     """The verdict in one answer. Raises TokenRefused, and SourceUnreachable if no admin port answered."""
-    said = message_of(body)
+    message = message_of(body)
     if status == 401:
-        raise TokenRefused(f"{server} refuses: {said or status}.", TOKEN_MEND)
-    if status == 501 and said is not None:
+        raise TokenRefused(f"{server} refuses: {message or status}.", TOKEN_MEND)
+    if status == 501 and message is not None:
         return OFF
-    if status != 200 and said is not None:
-        return said
+    if status != 200 and message is not None:
+        return message
     try:
         if status == 200:
             return "applied" if json.loads(body)["plan"]["applied"] is not None else "suggested"

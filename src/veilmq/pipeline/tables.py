@@ -453,11 +453,11 @@ def _join(files: list[Place], into: Any) -> None:
         if waiting:
             writer.write_table(pa.Table.from_batches(waiting, schema), _ROW_GROUP_ROWS)
         # Metadata of exported files, such as their epoch, holds for the merged file; the schema is there already.
-        told = {
+        metadata = {
             name: value for file in files for name, value in (pq.read_metadata(source(file)).metadata or {}).items()
         }
-        told.pop(b"ARROW:schema", None)
+        metadata.pop(b"ARROW:schema", None)
         kinds = [(pq.read_metadata(source(file)).metadata or {}).get(_KINDS, b"") for file in files]
         if any(kinds):
-            told[_KINDS] = b",".join(sorted(set(b",".join(kinds).split(b",")) - {b""}))
-        writer.add_key_value_metadata(told)
+            metadata[_KINDS] = b",".join(sorted(set(b",".join(kinds).split(b",")) - {b""}))
+        writer.add_key_value_metadata(metadata)

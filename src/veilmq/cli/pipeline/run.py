@@ -104,10 +104,10 @@ def analysis(asked: Asked, environment: Mapping[str, str], name: str, *, publish
         rows = {"survival": "quantiles"}.get(name, name)
         show(asked, records(getattr(found, rows)), SHOWN[name])
         if name != "survival":
-            _tell_left_out(found)
+            _report_left_out(found)
         if publish:
             floors_us = {tuple(row[:3]): int(row[3]) for row in found.floors.itertuples(index=False, name=None)}
-            tell(asked, environment, plans_of(records(found.timeouts), floors_us))
+            send_plans(asked, environment, plans_of(records(found.timeouts), floors_us))
 
 
 def _instant(at_us: int | None) -> datetime | None:
@@ -202,7 +202,7 @@ def report(asked: Asked, environment: Mapping[str, str]) -> None:
         out = place_of(asked.out)
         (place(out) / "report.html").write_bytes(text.encode())
         show(asked, records(found.timeouts), SHOWN["timeouts"])
-        _tell_left_out(found)
+        _report_left_out(found)
     if not asked.as_json:
         print(f"wrote {out if isinstance(out, str) else asked.out}/report.html")
 
@@ -320,14 +320,14 @@ def _write_analysis(asked: Asked, spark: "SparkSession", found: "Analysis", name
         _write(asked, found.windows.orderBy("from", "account", "region", "queue"), "health")
 
 
-def _tell_left_out(found: "Analysis") -> None:
+def _report_left_out(found: "Analysis") -> None:
     """Report on stderr what is not in the table."""
     if not found.left_out:
         return
     names = [queue[-1] for queue in found.left_out[:ROWS_SHOWN]]
     more = len(found.left_out) - len(names)
-    said = ", ".join(names) + (f" and {more} more" if more else "")
-    print(f"left out, for they were deleted: {said}", file=sys.stderr)
+    listed = ", ".join(names) + (f" and {more} more" if more else "")
+    print(f"left out, for they were deleted: {listed}", file=sys.stderr)
 
 
 def _check_replaced(asked: Asked, names: tuple[str, ...]) -> None:
@@ -395,9 +395,9 @@ def loop(
     with reported():
         work = Loop(place_of(asked.out), kind=asked.format, retention_days=retention_days)
     with session(asked, environment, hold=False) as (spark, _, _):
-        told = False
+        published = False
         try:
-            told = _once(asked, environment, spark, work, publish=publish, told=False)
+            published = _once(asked, environment, spark, work, publish=publish, published=False)
         except PlansRefused as refused:  # the run itself went well
             if pause_s is None:
                 raise
@@ -406,9 +406,9 @@ def loop(
             try:
                 time.sleep(max(pause_s, _PAUSE_MIN_S))
                 # Until a run has finished: the next one publishes plans that this one could not.
-                knew, told = told, False
+                knew, published = published, False
                 with reported():
-                    told = _once(asked, environment, spark, work, publish=publish, told=knew)
+                    published = _once(asked, environment, spark, work, publish=publish, published=knew)
             except KeyboardInterrupt:
                 return
             except Failure as failure:
@@ -416,7 +416,7 @@ def loop(
 
 
 def _once(
-    asked: Asked, environment: Mapping[str, str], spark: "SparkSession", work: "Loop", *, publish: bool, told: bool
+    asked: Asked, environment: Mapping[str, str], spark: "SparkSession", work: "Loop", *, publish: bool, published: bool
 ) -> bool:
     """One run; whether the server knows all that was planned. Raises PipelineError."""
     history, options = history_of(asked, environment), options_of(asked, environment)
@@ -433,11 +433,11 @@ def _once(
     if publish and (worse := work.worse()):
         from veilmq.pipeline.publish import take_back
 
-        tell(asked, environment, worse, take_back)
-    if publish and (ran.planned or not told):
-        tell(asked, environment, work.plans())
+        send_plans(asked, environment, worse, take_back)
+    if publish and (ran.planned or not published):
+        send_plans(asked, environment, work.plans())
         return True
-    return told
+    return published
 
 
 def _server_and_token(asked: Asked, environment: Mapping[str, str]) -> tuple[str, str | None, str | None]:
@@ -445,20 +445,20 @@ def _server_and_token(asked: Asked, environment: Mapping[str, str]) -> tuple[str
     return server_of(asked, environment), token_of(asked.token_file, environment), certificate
 
 
-def tell(asked: Asked, environment: Mapping[str, str], plans: "Mapping[Queue, Any]", how: Any = None) -> None:
+def send_plans(asked: Asked, environment: Mapping[str, str], plans: "Mapping[Queue, Any]", how: Any = None) -> None:
     """Publish plans to the server of `asked` (how: or take them back), and print its answer to each. Raises
     PipelineError; PlansRefused."""
     from veilmq.pipeline.publish import OFF, TAKEN, publish
 
-    said = (how or publish)(plans, *_server_and_token(asked, environment))
-    for (account, region, queue), verdict in said.items():
+    verdicts = (how or publish)(plans, *_server_and_token(asked, environment))
+    for (account, region, queue), verdict in verdicts.items():
         if asked.as_json:
             print_json({"account": account, "region": region, "queue": queue, "said": verdict})
         else:
             print(f"{queue}: {verdict}", flush=True)
-    refused = sum(verdict not in (*TAKEN, OFF) for verdict in said.values())
+    refused = sum(verdict not in (*TAKEN, OFF) for verdict in verdicts.values())
     if how is None and refused:
-        message = f"the server did not take {refused} of {len(said)} plans"
+        message = f"the server did not take {refused} of {len(verdicts)} plans"
         raise PlansRefused(Exit.WRONG, message, "The line of each queue says why.")
 
 

@@ -128,8 +128,8 @@ def reported(codes: Mapping[str, Exit] = JOB_CODES) -> Iterator[None]:
     except _failures() as error:
         found = _REFUSED.findall(str(error))
         if found:
-            name, said = found[-1]
-            raise Failure(codes.get(name, Exit.WRONG), said) from None
+            name, message = found[-1]
+            raise Failure(codes.get(name, Exit.WRONG), message) from None
         gone = _GONE.search(str(error))
         if gone is not None:
             mend = "A tidy may have merged or dropped it meanwhile: run the job again."
@@ -370,9 +370,9 @@ def show(asked: Asked, rows: list[dict[str, Any]], columns: tuple[str, ...], mor
 
     # Queues of one name are told apart where there is more than one account or region.
     names = [*(name for name in PLACE if len({row.get(name) for row in rows}) > 1), *columns]
-    told = [[_told(name, row) for name in names] for row in rows]
-    kept = [at for at, cells in enumerate(zip(*told, strict=True)) if any(cell != _NONE for cell in cells)]
-    table([_head(names[at]) for at in kept], [[cells[at] for at in kept] for cells in told[:ROWS_SHOWN]])
+    lines = [[_figure(name, row) for name in names] for row in rows]
+    kept = [at for at, cells in enumerate(zip(*lines, strict=True)) if any(cell != _NONE for cell in cells)]
+    table([_head(names[at]) for at in kept], [[cells[at] for at in kept] for cells in lines[:ROWS_SHOWN]])
     more += max(0, len(rows) - ROWS_SHOWN)
     if more:
         print(f"... and {more} rows more: --json or --out shows all", file=sys.stderr)
@@ -382,7 +382,7 @@ def _head(name: str) -> str:
     return name.removesuffix("_s").removesuffix("_share").replace("_", " ")
 
 
-def _told(name: str, row: Mapping[str, Any]) -> str:
+def _figure(name: str, row: Mapping[str, Any]) -> str:
     """A figure with its interval, if the row has one: `p50_s` from `p50_low_s` to `p50_high_s`, or `wait_s` from
     `wait_s_low` on. What is longer than anything that was seen is "at least" so much, and has a low end."""
     stem = name.removesuffix("_s")

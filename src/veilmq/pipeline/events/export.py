@@ -151,14 +151,14 @@ def changing(directory: Place | str) -> Iterator[None]:
     directory = place(directory)
     file = _opened(directory)
     end = SYSTEM.monotonic() + JOBS_WAIT_S
-    is_told = False
+    is_logged = False
     try:
         while file is not None and not _is_flocked(file, fcntl.LOCK_EX | fcntl.LOCK_NB):
             if SYSTEM.monotonic() >= end:
                 raise ExportTaken(f"A job reads the files in {directory}.", "Run it again when the job has ended.")
-            if not is_told:
+            if not is_logged:
                 log.warning("%s waits for the end of a job that reads it", directory)
-            is_told = True
+            is_logged = True
             time.sleep(_LOOK_SECONDS)
         with alone_in(directory):
             yield
@@ -225,8 +225,8 @@ def _write(history: History, directory: Place, start: int, seen: int, stop: int)
                 waiting, rows = table.slice(full).to_batches(), rows - full
         if rows:
             writer.write_table(pa.Table.from_batches(waiting, ARROW_SCHEMA), ROW_GROUP_ROWS)
-        told = {KINDS_HELD: ",".join(sorted(kinds))} | ({EPOCH: history.epoch} if history.epoch else {})
-        writer.add_key_value_metadata(told | ({HOLES: "yes"} if written < stop - start else {}))
+        recorded = {KINDS_HELD: ",".join(sorted(kinds))} | ({EPOCH: history.epoch} if history.epoch else {})
+        writer.add_key_value_metadata(recorded | ({HOLES: "yes"} if written < stop - start else {}))
     return path
 
 
@@ -262,7 +262,7 @@ def keep_as_delta(directory: Place | str) -> None:
             day = {"day": named.parent.name.removeprefix("day=")}
             size = named.stat().st_size if isinstance(named, Path) else named.size_bytes()
             file = Written(
-                f"{named.parent.name}/{named.name}", size, rows, HISTORY, partition=day, stats=_told(rows, stats)
+                f"{named.parent.name}/{named.name}", size, rows, HISTORY, partition=day, stats=_bounds(rows, stats)
             )
             after = -1 if kept is None else kept
             is_new = add_files(str(directory), _HISTORY_SCHEMA, [file], HISTORY, following, after=after)
@@ -311,18 +311,18 @@ def stats_of(path: Place) -> tuple[int, dict[str, Any]]:
     found: dict[str, Any] = {"minValues": {}, "maxValues": {}, "nullCount": {}}
     groups = [metadata.row_group(each) for each in range(metadata.num_row_groups)]
     for at, name in enumerate(metadata.schema.names):
-        told = [(group.num_rows, group.column(at).statistics) for group in groups]
-        if any(each is None or not each.has_null_count for _, each in told):
+        statistics = [(group.num_rows, group.column(at).statistics) for group in groups]
+        if any(each is None or not each.has_null_count for _, each in statistics):
             continue
-        found["nullCount"][name] = sum(each.null_count for _, each in told)
-        valued = [each for rows, each in told if each.null_count < rows]
+        found["nullCount"][name] = sum(each.null_count for _, each in statistics)
+        valued = [each for rows, each in statistics if each.null_count < rows]
         if valued and all(each.has_min_max for each in valued):
             found["minValues"][name] = min(each.min for each in valued)
             found["maxValues"][name] = max(each.max for each in valued)
     return metadata.num_rows, found
 
 
-def _told(rows: int, stats: dict[str, Any]) -> dict[str, Any]:
+def _bounds(rows: int, stats: dict[str, Any]) -> dict[str, Any]:
     """What the log gets: the bounds of every column. deltalake takes a column without bounds for one that is always
     null, and would skip the file for any filter on it. A file does not tell those of long texts: these are the
     widest."""

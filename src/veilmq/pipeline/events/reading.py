@@ -145,8 +145,8 @@ def connection_to(url: str, certificate: str | None, timeout_s: float) -> http.c
     except http.client.InvalidURL:
         raise no_url(url) from None
     except OSError as error:
-        said = "it holds no certificate" if isinstance(error, ssl.SSLError) else error.strerror
-        raise OptionInvalid(f"certificate={certificate!r} cannot be read: {said}.", "Name a PEM file.") from None
+        reason = "it holds no certificate" if isinstance(error, ssl.SSLError) else error.strerror
+        raise OptionInvalid(f"certificate={certificate!r} cannot be read: {reason}.", "Name a PEM file.") from None
 
 
 def path_below(url: str) -> str:
@@ -237,13 +237,13 @@ class ServerHistory:
         if self._authorization:
             headers["Authorization"] = self._authorization
         query = urlencode({"from": start, "limit": limit} | ({"hold": hold_s} if hold_s else {}))
-        said = b""
+        content = b""
         try:
             connection.request("GET", f"{self._path}/api/v1/events?{query}", headers=headers)
             answer = connection.getresponse()
             if answer.status != 200:
                 with answer:
-                    said = answer.read(_REFUSAL_BYTES_MAX)
+                    content = answer.read(_REFUSAL_BYTES_MAX)
         except (http.client.InvalidURL, UnicodeError):
             connection.close()
             raise no_url(self.url) from None
@@ -252,7 +252,7 @@ class ServerHistory:
             raise SourceUnreachable(f"{self.url} cannot be reached: {error}.", "Is its admin port there?") from None
         if answer.status != 200:
             connection.close()
-            raise self._refused(answer.status, said, start)
+            raise self._refused(answer.status, content, start)
         try:
             self.epoch = same_history(self.epoch, answer.headers.get("veilmq-epoch", ""), self.url)
         except HistoryGap:
@@ -262,12 +262,12 @@ class ServerHistory:
         return _Closing(connection, answer), answer
 
     def _refused(self, status: int, body: bytes, start: str) -> PipelineError:
-        said = message_of(body)
+        message = message_of(body)
         if status == 401:
-            return TokenRefused(f"{self.url} refuses: {said or status}.", TOKEN_MEND)
+            return TokenRefused(f"{self.url} refuses: {message or status}.", TOKEN_MEND)
         if status == 403:
-            return SourceRefused(f"{self.url} refuses: {said or status}.", TOKEN_MEND)
-        if said is None:
+            return SourceRefused(f"{self.url} refuses: {message or status}.", TOKEN_MEND)
+        if message is None:
             return SourceUnreachable(f"{self.url} is no VeilMQ admin port: it answers {status}.", "Is the URL right?")
         if status == 410:
             mend = "Begin later with from=first, or read what was exported before (veilmq events export)."
@@ -276,8 +276,8 @@ class ServerHistory:
             mend = "Install it there: pip install 'veilmq[arrow]'."
             return SourceRefused(f"{self.url} cannot write Arrow.", mend)
         if status == 400:
-            return HistoryGap(f"{self.url} has no offset {start}: {said}.", "Is it another server's history?")
-        return SourceRefused(f"{self.url} answers {status}: {said}.", "")
+            return HistoryGap(f"{self.url} has no offset {start}: {message}.", "Is it another server's history?")
+        return SourceRefused(f"{self.url} answers {status}: {message}.", "")
 
 
 def message_of(body: bytes) -> str | None:
@@ -286,8 +286,8 @@ def message_of(body: bytes) -> str | None:
         answer = json.loads(body)
     except (ValueError, RecursionError):
         return None
-    said = answer.get("message") if isinstance(answer, dict) else None
-    return said if isinstance(said, str) else None
+    message = answer.get("message") if isinstance(answer, dict) else None
+    return message if isinstance(message, str) else None
 
 
 class _Closing:
@@ -400,7 +400,7 @@ class ParquetHistory:
             end = min(following, stop)
             try:
                 with pq.ParquetFile(source(path), pre_buffer=is_url(path)) as file:
-                    is_whole = HOLES not in _told(file.metadata)
+                    is_whole = HOLES not in _recorded(file.metadata)
                     for batch in file.iter_batches(_BATCH_ROWS, row_groups=_row_groups(file, at, stop)):
                         part = _between(batch, at, end)
                         if not part.num_rows:
@@ -432,7 +432,7 @@ def _between(batch: Any, start: int, stop: int) -> Any:
     return batch.slice(int(low), int(high - low))
 
 
-def _told(metadata: Any) -> dict[str, str]:
+def _recorded(metadata: Any) -> dict[str, str]:
     """What an export recorded in a file besides its events: `EPOCH`, `HOLES`."""
     return {name.decode(): value.decode() for name, value in (metadata.metadata or {}).items()}
 
@@ -447,7 +447,7 @@ def footer_of(path: Place) -> Any:
 
 def _epoch_of(path: Place) -> str:
     try:
-        return _told(pq.read_metadata(source(path))).get(EPOCH, "")
+        return _recorded(pq.read_metadata(source(path))).get(EPOCH, "")
     except _DAMAGED as error:
         raise _unreadable(path, error) from None
 
@@ -456,14 +456,14 @@ def _look(first: int, following: int, path: Place) -> tuple[str, bool]:
     """The epoch of a file, and whether its columns have our types; see `ParquetHistory.checked`."""
     try:
         metadata: Any = pq.read_metadata(source(path))
-        told, schema = _told(metadata), metadata.schema.to_arrow_schema()
+        recorded, schema = _recorded(metadata), metadata.schema.to_arrow_schema()
     except _DAMAGED as error:
         raise _unreadable(path, error) from None
     check_columns(schema.names)
-    check_kinds(told[KINDS_HELD].split(",") if KINDS_HELD in told else ())
-    if HOLES not in told and metadata.num_rows != following - first:
+    check_kinds(recorded[KINDS_HELD].split(",") if KINDS_HELD in recorded else ())
+    if HOLES not in recorded and metadata.num_rows != following - first:
         raise _incomplete(path, first + metadata.num_rows)
-    return told.get(EPOCH, ""), schema.equals(ARROW_SCHEMA)
+    return recorded.get(EPOCH, ""), schema.equals(ARROW_SCHEMA)
 
 
 def _begins_later(directory: str, first: int, at: int) -> HistoryGap:

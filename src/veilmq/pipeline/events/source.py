@@ -257,8 +257,8 @@ def _by_spark(spark: "SparkSession", wanted: Wanted) -> "DataFrame | None":
         events = spark.read.schema(SPARK_SCHEMA).options(**_STRICT).parquet(*map(_named, files))
         events.schema  # noqa: B018 - over Spark Connect nothing looks at the files before
     except (PySparkException, Py4JError) as error:
-        said = str(error).partition("\n")[0]
-        log.info("Spark cannot see %s, and Python reads it: %s", wanted.history.directory, said)
+        reason = str(error).partition("\n")[0]
+        log.info("Spark cannot see %s, and Python reads it: %s", wanted.history.directory, reason)
         return None
     first, following = wanted.history.bounds()
     if start > first or stop < following:

@@ -82,18 +82,18 @@ def changes(events: "DataFrame") -> "DataFrame":
     """
     from pyspark.sql import functions as F
 
-    def told(path: str) -> Any:
+    def detail(path: str) -> Any:
         return F.get_json_object("detail", f"$.{path}")
 
-    made = told("applied.made").cast("bigint")
-    found = events.where((F.col("kind") == KIND) & told("plan").isNotNull() & F.col("detail").contains('"applied":'))
+    made = detail("applied.made").cast("bigint")
+    found = events.where((F.col("kind") == KIND) & detail("plan").isNotNull() & F.col("detail").contains('"applied":'))
     return found.select(
         *QUEUE,
         "at",
-        told("plan").alias("what"),
+        detail("plan").alias("what"),
         made.isNotNull().alias("in_force"),
         made.alias("made"),
-        F.coalesce(told("why"), told("applied.why")).alias("why"),
+        F.coalesce(detail("why"), detail("applied.why")).alias("why"),
     )
 
 

@@ -177,7 +177,7 @@ class Loop:
             took = timer() - began
             read = (start, bounds.following)
             ran = Ran(*read, settled, waiting, planned, groups, took, compacted, dropped, left_out)
-            self._tell(ran, now)
+            self._write_metrics(ran, now)
         return ran
 
     def _take_in(
@@ -353,7 +353,7 @@ class Loop:
             raise HistoryGap(f"{self.directory} is of the history of {state.source}, not of {origin}.", mend)
         return state
 
-    def _tell(self, ran: Ran, now: float) -> None:
+    def _write_metrics(self, ran: Ran, now: float) -> None:
         """Write the metrics as a text file for Prometheus' node exporter."""
         lines = {
             "veilmq_pipeline_last_success_timestamp_seconds": now,

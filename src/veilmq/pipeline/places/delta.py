@@ -67,10 +67,10 @@ def storage_of(path: str, given: dict[str, str] | None = None) -> dict[str, str]
     known = _fsspecs_of(path)
     more = known.get("client_kwargs") or {}
     endpoint = known.get("endpoint_url") or more.get("endpoint_url")
-    told = {name: known.get(key) for name, key in _OF_FSSPEC.items()}
-    told |= {"aws_endpoint_url": endpoint, "aws_region": more.get("region_name")}
-    told |= {"aws_allow_http": "true" if str(endpoint).startswith("http:") else None}
-    return {name: str(value) for name, value in told.items() if value} | (given or {}) or None
+    known_options = {name: known.get(key) for name, key in _OF_FSSPEC.items()}
+    known_options |= {"aws_endpoint_url": endpoint, "aws_region": more.get("region_name")}
+    known_options |= {"aws_allow_http": "true" if str(endpoint).startswith("http:") else None}
+    return {name: str(value) for name, value in known_options.items() if value} | (given or {}) or None
 
 
 def table_at(path: Path | str, storage: dict[str, str] | None = None) -> Any:
@@ -212,7 +212,7 @@ def _divided(rows: Any, partitions: Sequence[str]) -> Iterator[tuple[Any, dict[s
     starts = [0, *(each + 1 for each in pc.indices_nonzero(changes).to_pylist()), rows.num_rows]
     for start, stop in pairwise(starts):
         some = rows.slice(start, stop - start)
-        yield some.drop_columns(list(partitions)), {name: _told(some[name][0].as_py()) for name in partitions}
+        yield some.drop_columns(list(partitions)), {name: _partition_text(some[name][0].as_py()) for name in partitions}
 
 
 def _key(column: Any) -> Any:
@@ -289,7 +289,7 @@ def check_partitions(schema: Any, partitions: Sequence[str]) -> None:
         raise OptionInvalid("partitionBy names all columns.", "A file needs one of its own.")
 
 
-def _told(value: Any) -> str | None:
+def _partition_text(value: Any) -> str | None:
     """A partition column's value as the log has it (Delta protocol, "Partition Value Serialization")."""
     if value is None or value == "":
         return None
@@ -352,10 +352,10 @@ def read(spark: "SparkSession", url: str, check: Checking) -> "DataFrame":
     if any("://" in path for path in paths):
         raise OptionInvalid(f"{url} has files elsewhere.", "Read it with Spark's own Delta, and write a plain table.")
     names = table.metadata().partition_columns
-    told = StructType([StructField(_PATH, StringType()), *(schema[name] for name in names)])
+    columns = StructType([StructField(_PATH, StringType()), *(schema[name] for name in names)])
     values = (adds.column(f"partition.{name}").to_pylist() for name in names)
     files = list(zip(paths, *values, strict=True))
-    frame = spark.createDataFrame(files, told).repartition(max(1, len(files)))
+    frame = spark.createDataFrame(files, columns).repartition(max(1, len(files)))
     return frame.mapInArrow(partial(_read, url=url, schema=to_arrow_schema(schema, timezone="UTC")), schema)
 
 

@@ -20,7 +20,7 @@ from veilmq.pipeline import publish
 from veilmq.pipeline.estimates import buckets
 from veilmq.pipeline.jobs import attempts, health, helped, split, survival, timeouts
 from veilmq.pipeline.report import figures
-from veilmq.pipeline.report.drawing import say
+from veilmq.pipeline.report.drawing import span
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -282,11 +282,11 @@ def _card(row: Any) -> str:
     """What to set without changing code, then what workers that extend would gain; empty if neither is worth it."""
     today, plain, kept = float(row.today_lease_s), _known(row.timeout_s), float(row.cost)
     saved = 1 - kept / float(row.today_cost) if row.today_cost else 0.0
-    every = f"every {say(float(row.renew_after_s))}"
+    every = f"every {span(float(row.renew_after_s))}"
     surely = _between(row.renew_after_low_s, row.renew_after_high_s)
     extend = (
-        f"leases of {say(float(row.first_lease_s))} ({_between(row.first_lease_low_s, row.first_lease_high_s)}), a dead"
-        f" worker's message back after {say(float(row.recovery_s))}, {100 * saved:.0f} % cheaper than today"
+        f"leases of {span(float(row.first_lease_s))} ({_between(row.first_lease_low_s, row.first_lease_high_s)}), a"
+        f" dead worker's message back after {span(float(row.recovery_s))}, {100 * saved:.0f} % cheaper than today"
     )
     number = f"from {float(row.attempts):,.0f} messages"
     if row.today_renewed:
@@ -296,20 +296,20 @@ def _card(row: Any) -> str:
     else:
         least = _known(row.timeout_at_least_s)
         if plain is not None and row.today_cost and 1 - float(row.timeout_cost) / float(row.today_cost) >= _WORTH:
-            head = f"set {say(plain)}"
+            head = f"set {span(plain)}"
             rest = f"95 % sure: {_between(row.timeout_low_s, row.timeout_high_s)}; {number}"
         elif plain is None and least is not None and least > today:
-            head = f"set at least {say(least)}"
-            rest = f"95 % sure: at least {say(float(row.timeout_low_s))}; longer work was not seen; {number}"
+            head = f"set at least {span(least)}"
+            rest = f"95 % sure: at least {span(float(row.timeout_low_s))}; longer work was not seen; {number}"
         elif saved >= _WORTH:
             best = f"the best, 95 % sure: {_between(row.timeout_low_s, row.timeout_high_s)}"
             best = "no timeout is long enough" if plain is None and least is None else best
-            head, rest = f"keep {say(today)}", f"{best}; {number}"
+            head, rest = f"keep {span(today)}", f"{best}; {number}"
         else:
             return ""
         if saved >= _WORTH:
             rest += f". Workers that extend, {every} ({surely}): {extend}"
-    now = f"today {say(today)}{', extended' if row.today_renewed else ''}"
+    now = f"today {span(today)}{', extended' if row.today_renewed else ''}"
     return (
         f'<div class="to"><span class="from">{escape(now)}</span>; <span class="new">{escape(head)}</span></div>'
         f"<small>{escape(rest)}.</small>"
@@ -324,13 +324,13 @@ def _outcomes(rows: Any) -> str:
         "The hours since the plan in force last changed, each beside the same hour of the week or day before. It cannot"
         " know why: a release of the workers in the same hour looks like the plan's doing."
     )
-    cards = "".join(_outcome(row) for _, row in figures.told_apart(rows.assign(type=None), rows).iterrows())
+    cards = "".join(_outcome(row) for _, row in figures.with_places(rows.assign(type=None), rows).iterrows())
     return f'<section><h2>Did it help?</h2><p>{words}</p><div class="cards">{cards}</div></section>'
 
 
 def _outcome(row: Any) -> str:
     name, when = escape(figures.label_of(row)), datetime.fromtimestamp(row.changed / 1e6, UTC)
-    told = _CHANGED.get(row.what, "came into force")
+    change = _CHANGED.get(row.what, "came into force")
     number = (
         f"{row.hours:.0f} matched hours, with {row.messages_before:,.0f} messages before and"
         f" {row.messages_after:,.0f} since"
@@ -344,11 +344,11 @@ def _outcome(row: Any) -> str:
         rest = (
             f"95 % sure: {row.change_low:+.3g} to {row.change_high:+.3g}; {number}; started twice"
             f" {figures.percent(row.duplicates_before)}, {figures.percent(row.duplicates_after)} since; a dead worker's"
-            f" message back after {say(_known(row.recovery_before_s))}, {say(_known(row.recovery_after_s))} since"
+            f" message back after {span(_known(row.recovery_before_s))}, {span(_known(row.recovery_after_s))} since"
         )
     return (
         f'<div class="card outcome" data-name="{name.lower()}"><b>{name}</b><div class="to">{head}</div>'
-        f"<small>The plan {told} at {when:%Y-%m-%d %H:%M} UTC. {escape(rest)}.</small></div>"
+        f"<small>The plan {change} at {when:%Y-%m-%d %H:%M} UTC. {escape(rest)}.</small></div>"
     )
 
 
@@ -356,7 +356,7 @@ def _between(low: Any, high: Any) -> str:
     least, most = _known(low), _known(high)
     if least is None:
         return "unknown"
-    return f"{say(least)} or more" if most is None else f"{say(least)} to {say(most)}"
+    return f"{span(least)} or more" if most is None else f"{span(least)} to {span(most)}"
 
 
 def _known(value: Any) -> float | None:
@@ -420,13 +420,13 @@ def _sliders(points: Any, timeouts: Any) -> str:
         places, start = _places(rows, remarks)
         name = escape(figures.label_of(row))
         hidden = " hidden" if len(sliders) >= _CARDS_MAX else ""
-        told = [f"<output>{escape(each)}</output>" for each in places[start]]
+        outputs = [f"<output>{escape(each)}</output>" for each in places[start]]
         sliders.append(
             f'<div class="slider" data-name="{name.lower()}"{hidden}><b>{name}</b><input type="range" hidden min="0" '
             f'max="{len(places) - 1}" value="{start}" aria-label="Timeout of {name}" '
             f'aria-valuetext="{escape(places[start][0])}" data-places="{escape(json.dumps(places))}" />'
-            f"<p>With a timeout of {told[0]}, {told[1]} are started twice, a dead worker's message is back after "
-            f"{told[2]}, and a message costs {told[3]}. From {float(row.attempts):,.0f} messages.</p></div>"
+            f"<p>With a timeout of {outputs[0]}, {outputs[1]} are started twice, a dead worker's message is back after "
+            f"{outputs[2]}, and a message costs {outputs[3]}. From {float(row.attempts):,.0f} messages.</p></div>"
         )
     return "".join(sliders)
 
@@ -450,18 +450,18 @@ def _places(rows: Any, remarks: dict[str, float]) -> tuple[list[list[str]], int]
     for at in kept:
         row = rows.iloc[at]
         words = [word for word in known if known[word] == at]
-        timeout = say(remarks[words[-1]] if words else float(row.timeout_s))
+        timeout = span(remarks[words[-1]] if words else float(row.timeout_s))
         words += [] if row.within_reach else ["longer than what was seen"]
         twice = f"{figures.percent(row.redelivered)} ({figures.percent(row.low)} to {figures.percent(row.high)})"
-        told = f"{timeout} ({', '.join(words)})" if words else timeout
-        places.append([told, twice, say(float(row.recovery_s)), f"{float(row.cost):.3g}"])
+        named = f"{timeout} ({', '.join(words)})" if words else timeout
+        places.append([named, twice, span(float(row.recovery_s)), f"{float(row.cost):.3g}"])
     return places, kept.index(start)
 
 
 def _table(title: str, rows: Any, columns: tuple[str, ...]) -> str:
     heads = "".join(f"<th>{escape(_head(name))}</th>" for name in columns)
     lines = []
-    for _, row in figures.told_apart(rows, rows).iterrows():
+    for _, row in figures.with_places(rows, rows).iterrows():
         cells = "".join(f"<td>{escape(_cell(name, row[name]))}</td>" for name in columns)
         name = escape(figures.label_of(row))
         lines.append(f'<tr data-name="{name.lower()}"><td class="t">{name}</td>{cells}</tr>')
@@ -483,7 +483,7 @@ def _cell(name: str, value: Any) -> str:
     if value is None or value != value:
         return "–"
     if name.endswith("_s"):
-        return say(float(value))
+        return span(float(value))
     if name.endswith("_share") or name.startswith("gain"):
         return f"{100 * value:.1f} %"
     if not isinstance(value, float):

@@ -104,9 +104,9 @@ class Drawing:
         self._hovers: list[tuple[Any, Sequence[Any], Sequence[str]]] = []
         self._names: dict[str, str] = {}
 
-    def hover(self, panel: Any, at: Iterable[Any], said: Iterable[str]) -> None:
+    def hover(self, panel: Any, at: Iterable[Any], texts: Iterable[str]) -> None:
         """What a pointer near each of these places on the panel's x axis is told."""
-        self._hovers.append((panel, list(at), list(said)))
+        self._hovers.append((panel, list(at), list(texts)))
 
     def named(self, panel: Any, label: str) -> None:
         """Mark the panel with its queue and type, for the page's filter."""
@@ -114,14 +114,14 @@ class Drawing:
         panel.set_gid(place)
         self._names[place] = label
 
-    def _told(self) -> str:
+    def _hover_areas(self) -> str:
         """Invisible areas, each from halfway to its left neighbour to halfway to its right one."""
         points = 72 / self.figure.dpi
         found = []
-        for panel, at, said in self._hovers:
+        for panel, at, texts in self._hovers:
             box = panel.bbox
             places = (float(panel.transData.transform((panel.convert_xunits(each), 1.0))[0]) for each in at)
-            there = sorted((x, text) for x, text in zip(places, said, strict=True) if box.x0 - 1 <= x <= box.x1 + 1)
+            there = sorted((x, text) for x, text in zip(places, texts, strict=True) if box.x0 - 1 <= x <= box.x1 + 1)
             ends = [box.x0, *((one[0] + other[0]) / 2 for one, other in pairwise(there)), box.x1]
             for (left, right), (_, text) in zip(pairwise(ends), there, strict=False):
                 x, y, width, height = left, self.figure.bbox.height - box.y1, right - left, box.height
@@ -154,7 +154,7 @@ class Drawing:
         found = _NAMED.sub(rf'id="{self.name}-\1"', found)
         for place, label in self._names.items():
             found = found.replace(f'id="{place}"', f'id="{place}" data-name="{escape(label.lower())}"')
-        found = found.replace("</svg>", f"{self._told()}</svg>")
+        found = found.replace("</svg>", f"{self._hover_areas()}</svg>")
         for role, color in ROLES.items():
             found = found.replace(color, f"var(--{role})")
         return found
@@ -168,7 +168,7 @@ def time_axis(axis: Any, low: float, high: float, label: str) -> None:
     low, high = max(low, 1e-3), max(high, low * 3, 3e-3)
     shown = [(at, text) for at, text in _TIMES if low * 0.95 <= at <= high * 1.05]
     if len(shown) < 2:
-        shown = [(low, say(low)), (high, say(high))]
+        shown = [(low, span(low)), (high, span(high))]
     axis.set_major_locator(FixedLocator([at for at, _ in shown]))
     axis.set_minor_locator(NullLocator())
     axis.set_ticklabels([text for _, text in shown])
@@ -176,7 +176,7 @@ def time_axis(axis: Any, low: float, high: float, label: str) -> None:
     (axis.axes.set_xlim if axis.axis_name == "x" else axis.axes.set_ylim)(low, high)
 
 
-def say(value: float | None) -> str:
+def span(value: float | None) -> str:
     """A readable duration."""
     if value is None or value != value:
         return "–"

@@ -19,7 +19,7 @@ from veilmq.pipeline.report.drawing import (
     TODAY,
     Drawing,
     mark,
-    say,
+    span,
     styled,
     time_axis,
 )
@@ -35,12 +35,12 @@ _ROOM: Final = 0.6
 """Share of a panel's width: a point further right has its name on its left."""
 
 
-def told_apart(rows: Any, among: Any) -> Any:
+def with_places(rows: Any, among: Any) -> Any:
     """With a column `place`: the queue's account and region where `among` has another queue of the same name."""
     known = among.groupby("queue")[["account", "region"]].nunique()
     shared = {name: (queue.account > 1, queue.region > 1) for name, queue in known.iterrows()}
     places = [
-        ", ".join(str(part) for part, is_told in zip(names, shared[queue], strict=True) if is_told)
+        ", ".join(str(part) for part, is_shared in zip(names, shared[queue], strict=True) if is_shared)
         for *names, queue in rows[["account", "region", "queue"]].itertuples(index=False, name=None)
     ]
     return rows.assign(place=places)
@@ -73,7 +73,7 @@ def worst(timeouts: Any, most: int = PANELS_MAX) -> Any:
     """The groups with the highest total cost today, so many at most."""
     known = timeouts[timeouts.basis != "too few"]
     cost = (known.attempts * known.today_cost).astype(float)
-    return told_apart(known.loc[cost.sort_values(ascending=False).index[:most]], timeouts)
+    return with_places(known.loc[cost.sort_values(ascending=False).index[:most]], timeouts)
 
 
 def rows_of(rows: Any, group: Any) -> Any:
@@ -132,7 +132,7 @@ def survival(curve: Any, timeouts: Any) -> str:
         panel.set_ylim(0, 1.02)
         shown = seen.iloc[:: max(1, len(seen) // _HOVERS)]
         drawing.hover(panel, shown.seconds, (
-            f"after {say(row.seconds)} {percent(row.alive)} are at work ({percent(row.low)} to {percent(row.high)})"
+            f"after {span(row.seconds)} {percent(row.alive)} are at work ({percent(row.low)} to {percent(row.high)})"
             for row in shown.itertuples()
         ))  # fmt: skip
         panel.set_title(title_of(group))
@@ -182,18 +182,18 @@ def redelivery(points: Any, timeouts: Any) -> str:
 
 def _effect(row: Any) -> str:
     return (
-        f"timeout {say(row.timeout_s)}: {percent(row.redelivered)} are started twice ({percent(row.low)} to"
-        f" {percent(row.high)}); a dead worker's message is back after {say(row.recovery_s)}"
+        f"timeout {span(row.timeout_s)}: {percent(row.redelivered)} are started twice ({percent(row.low)} to"
+        f" {percent(row.high)}); a dead worker's message is back after {span(row.recovery_s)}"
     )
 
 
 def _mark_leases(panel: Any, group: Any) -> None:
     today = float(group.today_lease_s)
-    mark(panel, today, TODAY, f"today {say(today)}", align="right" if today > 20 else "left")
+    mark(panel, today, TODAY, f"today {span(today)}", align="right" if today > 20 else "left")
     if group.timeout_s == group.timeout_s and group.timeout_s is not None:
-        at, text = float(group.timeout_s), f"best {say(float(group.timeout_s))}"
+        at, text = float(group.timeout_s), f"best {span(float(group.timeout_s))}"
     elif group.timeout_at_least_s == group.timeout_at_least_s and group.timeout_at_least_s is not None:
-        at, text = float(group.timeout_at_least_s), f"at least {say(float(group.timeout_at_least_s))}"
+        at, text = float(group.timeout_at_least_s), f"at least {span(float(group.timeout_at_least_s))}"
     else:
         return
     mark(panel, at, BETTER, text, high=0.86, align="right" if at > 20 else "left")
@@ -257,7 +257,7 @@ def split(parts: Any, quantiles: Any) -> str:
     """Which types belong together? Each bar goes from the median to the p99; a colour is a queue."""
     from pandas import isna
 
-    several = told_apart(parts[parts.parts > 1], parts)
+    several = with_places(parts[parts.parts > 1], parts)
     queues = [rows for _, rows in several.groupby(["account", "region", "queue"])]
     queues.sort(key=lambda rows: -float(rows.gain.max()))
     queues = queues[:_COLUMNS]
@@ -284,13 +284,13 @@ def split(parts: Any, quantiles: Any) -> str:
                 place += 1
             panel.plot([part.timeout_s] * 2, [start - 0.42, place - 0.58], color=color, linewidth=1.6)
             beside = max(float(part.timeout_s), *longest_of) * 1.03
-            panel.annotate(f"timeout {say(float(part.timeout_s))}", (beside, (start + place - 1) / 2),
+            panel.annotate(f"timeout {span(float(part.timeout_s))}", (beside, (start + place - 1) / 2),
                            color=color, fontsize=8.5, fontweight="bold", va="center", bbox=ON_SURFACE)  # fmt: skip
         together = float(rows.together_timeout_s.iloc[0])
         saves = "saves {} of the cost, 95 % sure: {} to {}".format(
             *(percent(max(float(rows[name].iloc[0]), 0.0)) for name in ("gain", "gain_low", "gain_high"))
         )
-        mark(panel, together, TODAY, f"one for all {say(together)}")
+        mark(panel, together, TODAY, f"one for all {span(together)}")
         panel.set_yticks(range(place), names)
         panel.set_ylim(place - 0.4, -1.0)
         panel.grid(False, axis="y")
@@ -330,7 +330,7 @@ def health(windows: Any) -> str:
     for panel in drawing.panels:
         drawing.hover(panel, shown.index.to_pydatetime(), (
             f"{row.Index:%Y-%m-%d %H:%M}: {row.received:.0f} received, {row.redeliveries:.0f} redelivered,"
-            f" {row.stale_deletes:.0f} stale deletes, {row.dead_letters:.0f} dead letters, oldest {say(row.oldest_s)}"
+            f" {row.stale_deletes:.0f} stale deletes, {row.dead_letters:.0f} dead letters, oldest {span(row.oldest_s)}"
             for row in shown.itertuples()
         ))  # fmt: skip
         panel.margins(x=0)

@@ -218,6 +218,6 @@ def _named_by(log: Path) -> Iterator[tuple[Path, tuple[int, int]]]:
     wanted = sorted([*entries.items(), *([(last, compact[last])] if compact else [])], reverse=True)
     for batch, entry in wanted:
         for line in entry.read_text().splitlines()[1:]:
-            told = json.loads(line)
-            if told["action"] == "add":
-                yield Path(unquote(urlsplit(told["path"]).path)), (batch, told["size"])
+            action = json.loads(line)
+            if action["action"] == "add":
+                yield Path(unquote(urlsplit(action["path"]).path)), (batch, action["size"])

@@ -160,8 +160,8 @@ def _commit(
     actions: list[Any] = []
     for each in files:
         if each.name:
-            told = json.dumps({"numRecords": each.rows, **each.stats})
-            actions.append(AddAction(each.name, each.size_bytes, each.partition, now_ms, True, told))
+            statistics = json.dumps({"numRecords": each.rows, **each.stats})
+            actions.append(AddAction(each.name, each.size_bytes, each.partition, now_ms, True, statistics))
     partitions = next((list(each.partition) for each in files if each.name), [])
     if not DeltaTable.is_deltatable(path, storage):
         try:
@@ -387,7 +387,7 @@ def check_fits(table: Any, schema: Any, partitions: Sequence[str] = ()) -> None:
         if name not in there:
             raise DeltaRefused(f"The table {path} has no column {name}: it has {', '.join(there)}.", _MEND_COLUMNS)
         if _kind(field) != _kind(there[name]):
-            kinds = f"{_said(there[name])}, and that of these rows {_said(field)}"
+            kinds = f"{_type_text(there[name])}, and that of these rows {_type_text(field)}"
             raise DeltaRefused(f"The column {name} of the table {path} is {kinds}.", _MEND_COLUMNS)
     needed = [name for name, field in there.items() if name not in ours and not field.nullable]
     if needed:
@@ -443,9 +443,9 @@ def _check_wants(table: Any, partitions: Sequence[str]) -> None:
         name = constraints[0].removeprefix(_CONSTRAINTS)
         raise DeltaRefused(f"The table {path} has a constraint {name}, and veilmq-delta checks none.", _MEND)
     for name, field in _fields(json.loads(table.schema().to_json())):
-        for key, said in _OF_COLUMNS.items():
+        for key, property_ in _OF_COLUMNS.items():
             if any(each.startswith(key) for each in field["metadata"]):
-                raise DeltaRefused(f"The column {name} of the table {path} has {said}.", _MEND)
+                raise DeltaRefused(f"The column {name} of the table {path} has {property_}.", _MEND)
 
 
 def _filled(table: Any) -> Iterator[str]:
@@ -475,7 +475,7 @@ def _fields(kind: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield from _fields(each["type"], f"{below}{each['name']}")
 
 
-def _said(field: Any) -> str:
+def _type_text(field: Any) -> str:
     return str(field.type.to_json().strip('"'))
 
 

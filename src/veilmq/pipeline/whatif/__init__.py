@@ -132,7 +132,7 @@ def _limits(others: "DataFrame") -> "DataFrame":
     is_sent = F.col("kind") == "sent"
     paths = ("settings.redrive.receive_count_max", "change.redrive.receive_count_max", "receives")
     # The settings say it; of a trimmed history, perhaps only its dead letters.
-    told = F.coalesce(
+    limit = F.coalesce(
         *(F.get_json_object("detail", f"$.{path}").cast("int") for path in paths),
         F.when(F.col("kind") == "dead_lettered", F.col("attempt").cast("int")),
         F.when(F.get_json_object("detail", "$.settings").isNotNull(), _NO_LIMIT),
@@ -140,7 +140,7 @@ def _limits(others: "DataFrame") -> "DataFrame":
     )
     limits = others.groupBy(*_QUEUE).agg(
         F.count_if(is_sent).alias("sends"),
-        F.nullif(F.max_by(told, F.when(told.isNotNull(), F.col("offset"))), F.lit(_NO_LIMIT)).alias("receives_max"),
+        F.nullif(F.max_by(limit, F.when(limit.isNotNull(), F.col("offset"))), F.lit(_NO_LIMIT)).alias("receives_max"),
         F.percentile_approx(F.when(is_sent, F.col("at")), [1 - each for each in _SHARES], _ACCURACY).alias("ages"),
     )
     which = F.ceil(F.log2(F.col("sends") / MESSAGES_MAX) * _IN_AN_OCTAVE).cast("int") - 1

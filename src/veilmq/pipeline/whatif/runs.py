@@ -150,7 +150,7 @@ class Facts:
 
     def drawn(self, number: int) -> "Runs":
         """The runs of one replay; the same number gives the same."""
-        return Told(self, self._kinds, number)
+        return Recorded(self, self._kinds, number)
 
     def another(self, number: int, of: int) -> "Others":
         """One of so many other periods like this one; the same number gives the same."""
@@ -359,13 +359,13 @@ def _joined(firsts: Any, stretches: Any) -> tuple[Any, Any]:
     return np.arange(begins[-1]) + np.repeat(firsts[:-1][stretches] - begins[:-1], sizes), begins
 
 
-class Told(Runs):
+class Recorded(Runs):
     """The runs of the history's own messages, as far as it tells them."""
 
     def __init__(self, facts: Facts, kinds: list[_Kind], number: int) -> None:
         curves = [(kind.alive(number), kind.rate) for kind in kinds]
         super().__init__(facts, kinds, np.random.default_rng([number, 36]), curves, np.arange(facts.messages))
-        self._leases = facts.leases.assign(**self._told())
+        self._leases = facts.leases.assign(**self._recorded())
         self.own[:] = self._lengths()
 
     def _next(self, number: int) -> Round:
@@ -375,7 +375,7 @@ class Told(Runs):
         found.delay[known.message] = known.delay
         return found
 
-    def _told(self) -> dict[str, Any]:
+    def _recorded(self) -> dict[str, Any]:
         """The length and the end of each lease in the history, drawn where the history does not say."""
         leases, type_of = self._facts.leases, self._facts.type_of
         busy = leases.held.to_numpy(copy=True)
@@ -398,8 +398,8 @@ class Told(Runs):
             if self._is_own[at]:
                 # Within the length that another run of the message shows.
                 own = np.minimum(known[leases.message.to_numpy()[dead]], latest)
-                told = own > lived[dead]
-                busy[dead[told]] = self._within(kind.rate, lived[dead[told]], own[told])
+                is_known = own > lived[dead]
+                busy[dead[is_known]] = self._within(kind.rate, lived[dead[is_known]], own[is_known])
             busy[over] = self._longer(at, lived[over])
         return {"busy": busy, "fate": fate}
 

@@ -355,12 +355,12 @@ class Cleanup:
     def _message(self, target: Queue, row: BadRecord) -> Message:
         able = target.capabilities
         attributes = dict(row.attributes)
-        told = {
+        reasons = {
             "veilmq.unreadable": row.reason[:_REASON_CHARACTERS_MAX],
             "veilmq.source": row.queue or self._queue.name,
         }
-        if len(attributes) + len(told) + (row.type is not None) <= ATTRIBUTES_MAX:
-            attributes |= told
+        if len(attributes) + len(reasons) + (row.type is not None) <= ATTRIBUTES_MAX:
+            attributes |= reasons
         return Message(
             row.body,
             attributes=attributes if able.attributes else {},

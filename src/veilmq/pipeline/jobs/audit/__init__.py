@@ -109,7 +109,7 @@ def _known(events: "DataFrame", first: int | None) -> Known:
     return Known(NEVER, NEVER, NEVER)
 
 
-def told(events: "DataFrame") -> "DataFrame":
+def snapshot_messages(events: "DataFrame") -> "DataFrame":
     """One row per message that a snapshot reports: where (offset, at, queue, incarnation, sequence) and what (state,
     attempt, rotation, due).
 
@@ -137,7 +137,7 @@ def audit(events: "DataFrame", *, piece_rows: int = PIECE_ROWS) -> "DataFrame":
     reach = _known(events, min(kinds.values(), default=None))
     # What does not occur is not looked for: each scan of the events costs.
     entered = [_arrivals(events)] if kinds.keys() & set(_MOVED) else []
-    reported = told(events) if "snapshot" in kinds else None
+    reported = snapshot_messages(events) if "snapshot" in kinds else None
     changes = _changes(events, reach, entered, reported)
     found = _of_messages(_lines(events, entered, reported), reach)
     for part in (_of_offsets(events), _of_queues(changes.withColumn("piece", F.floor(F.col("offset") / piece_rows)))):
@@ -152,11 +152,11 @@ def _of_messages(lines: "DataFrame", reach: Known) -> "DataFrame":
     # A filter first: Spark compiles it, but interprets functions of arrays.
     is_broken = reduce(or_, (F.coalesce(rule, F.lit(False)) for rule in rules.values()))
     broken = F.array_compact(F.array(*(F.when(rule, F.lit(name)) for name, rule in rules.items())))
-    said = F.concat_ws(
+    what = F.concat_ws(
         " ", _kind_of(F.col("bit")), F.lit("of attempt"), F.col("attempt").cast("string"),
         F.lit("after a receive of attempt"), F.coalesce(F.col("count").cast("string"), F.lit("none")),
     )  # fmt: skip
-    return _finding(lines.where(is_broken).withColumn("rules", broken), F.explode("rules"), said)
+    return _finding(lines.where(is_broken).withColumn("rules", broken), F.explode("rules"), what)
 
 
 def _lines(events: "DataFrame", entered: "Sequence[DataFrame]", reported: "DataFrame | None") -> "DataFrame":
@@ -187,8 +187,8 @@ def _lines(events: "DataFrame", entered: "Sequence[DataFrame]", reported: "DataF
         F.coalesce(refused & F.col("detail").contains('"stale"'), F.lit(False)).alias("stale"),
     )  # fmt: skip
     for each in (*entered, *([] if reported is None else [_tellings(reported)])):
-        told = each.withColumn("bit", _bit_of(kind)).drop("kind")
-        lines = lines.unionByName(told, allowMissingColumns=True)
+        part = each.withColumn("bit", _bit_of(kind)).drop("kind")
+        lines = lines.unionByName(part, allowMissingColumns=True)
     # A message released for a retry with a delay is in flight until the delay is over.
     over = _is("released", *_RAN_OUT, "undelivered", _TOLD_FREE) | (_is("released_for_retry") & (ends == F.col("at")))
     held = F.when(_is(*_GRANTS), F.lit(True)).when(over, F.lit(False))
@@ -340,11 +340,11 @@ def _of_offsets(events: "DataFrame") -> "DataFrame":
         | (F.col("distinct") != F.col("high") - F.col("low") + 1)
         | (F.col("follows").isNotNull() & (F.col("follows") != F.col("high") + 1))
     )
-    said = F.format_string("%d events with %d offsets from %d to %d, then %s", "number", "distinct", "low", "high",
+    what = F.format_string("%d events with %d offsets from %d to %d, then %s", "number", "distinct", "low", "high",
                            F.coalesce(F.col("follows").cast("string"), F.lit("the end")))  # fmt: skip
     rows = beside.where(wrong).select(
         F.col("low").alias("offset"), *(_missing(name) for name in ("queue", "incarnation", "sequence", "attempt")),
-        said.alias("what"),
+        what.alias("what"),
     )  # fmt: skip
     return _finding(rows, F.lit("offsets"), F.col("what"))
 
@@ -434,5 +434,5 @@ def _missing(name: str) -> "Column":
     return F.lit(None).cast("string" if name == "queue" else "long").alias(name)
 
 
-def _finding(rows: "DataFrame", rule: "Column", said: "Column") -> "DataFrame":
-    return rows.select(rule.alias("rule"), "offset", "queue", "incarnation", "sequence", "attempt", said.alias("said"))
+def _finding(rows: "DataFrame", rule: "Column", what: "Column") -> "DataFrame":
+    return rows.select(rule.alias("rule"), "offset", "queue", "incarnation", "sequence", "attempt", what.alias("said"))
