@@ -173,9 +173,9 @@ class Access:
         except Refused as refused:
             refusals: RefusalLog = scope["state"][REFUSALS]
             if refusals.takes(f"{refused.status} {refused.error}"):
-                told = asked(scope, refused.key_id if isinstance(refused, _SecretWrong) else None)
+                described = asked(scope, refused.key_id if isinstance(refused, _SecretWrong) else None)
                 extra = {"request": request_id}
-                logger.info("%s: refused with %d: %s", told, refused.status, refused.message, extra=extra)
+                logger.info("%s: refused with %d: %s", described, refused.status, refused.message, extra=extra)
             await _refuse(send, refused, request_id)
             return
         scope[CALLER], scope[KEYRING] = caller._replace(bodies=self._bodies), self._keyring

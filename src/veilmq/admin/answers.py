@@ -152,12 +152,12 @@ async def in_thread(parts: Iterator[bytes]) -> AsyncIterator[bytes]:
 
 def _error_answer(request: Request, status: int, body: dict[str, Any]) -> Response:
     request_id = request.scope.get("veilmq.request_id")
-    said = f"{body['field']}: {body['message']}" if body["field"] else body["message"]
+    message = f"{body['field']}: {body['message']}" if body["field"] else body["message"]
     refusals: RefusalLog = request.scope["state"][REFUSALS]
     if refusals.takes(f"{status} {body['error']}"):
         key = caller_of(request).key
-        told = asked(request.scope, None if key is None else key.id)
-        logger.info("%s: %d %s: %s", told, status, body["error"], said, extra={"request": request_id})
+        described = asked(request.scope, None if key is None else key.id)
+        logger.info("%s: %d %s: %s", described, status, body["error"], message, extra={"request": request_id})
     return answer(body | {"request_id": request_id}, status)
 
 

@@ -49,7 +49,7 @@ _QUOTED: Final = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\])*)"')
 """A string of RFC 9651, 3.3.3."""
 _ID: Final = re.compile(rf"[!-~]{{1,{COMMAND_ID_CHARACTERS_MAX}}}")
 _JSON: Final = msgspec.json.Encoder(order="deterministic")
-_UNTOLD: Final = frozenset({"tags", "message"})
+_UNRECORDED: Final = frozenset({"tags", "message"})
 """Members that may hold anything: the history tells that they were there, but not their values."""
 _COUNTED: Final = frozenset({"messages", "handles"})
 ACTIONS: Final = {
@@ -83,14 +83,14 @@ class Asked(NamedTuple):
     def shown(self) -> dict[str, Any]:
         """The members for the history: no bodies, no handles, and no more than fits."""
         given = {name: value for name, value in msgspec.to_builtins(self.members).items() if value is not None}
-        shown = {name: _told(self.act, name, value) for name, value in given.items()}
+        shown = {name: _recorded(self.act, name, value) for name, value in given.items()}
         if len(_JSON.encode(shown)) > _ASKED_BYTES_MAX:
             shown = dict.fromkeys(shown)
         return {"target": self.target} | shown
 
 
-def _told(act: str, name: str, value: Any) -> Any:
-    if name in _UNTOLD:
+def _recorded(act: str, name: str, value: Any) -> Any:
+    if name in _UNRECORDED:
         return None
     return len(value) if name in _COUNTED and act != "drop" else value
 

@@ -256,8 +256,8 @@ class Queues:
                     shown["blocked"] = await run_in_threadpool(blocked_counts, self._service.reader, key, now)
                 return answer(shown)
             self.commands[type(commands[0])] += len(commands)
-            told = operator.Asked(operation.name, str(key), wanted)
-            outcomes, headers = await carry_out(request, self._service.shell, told, commands)
+            record = operator.Asked(operation.name, str(key), wanted)
+            outcomes, headers = await carry_out(request, self._service.shell, record, commands)
             shown = operation.show(outcomes)
             return answer(shown, 201 if shown.get("new") else 200, headers)
 

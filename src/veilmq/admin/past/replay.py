@@ -122,9 +122,9 @@ class PastQueue:
                 _change(message, event)
 
     def _add(
-        self, event: Event, sequence: int | None, message: bytes | None, sent: int | None, told: dict[str, Any] | None
+        self, event: Event, sequence: int | None, message: bytes | None, sent: int | None, given: dict[str, Any] | None
     ) -> None:
-        detail = told or {}
+        detail = given or {}
         assert sequence is not None
         assert message is not None
         assert sent is not None

@@ -29,13 +29,13 @@ class Rule(NamedTuple):
 
     name: str
     applies: Callable[[Life], bool]
-    says: Callable[[Life], str]
+    sentence: Callable[[Life], str]
 
 
-def told(life: Life) -> tuple[str, str]:
+def story_of(life: Life) -> tuple[str, str]:
     """The rule's name and the sentence."""
     rule = next(each for each in RULES if each.applies(life))
-    parts = [rule.says(life)]
+    parts = [rule.sentence(life)]
     if life.absorbed and rule.name != "damaged":
         parts.append(f"A second send of it at {_at(life, life.absorbed[-1])} was absorbed as a duplicate.")
     if not life.is_complete:
@@ -136,7 +136,7 @@ def _length(lease: Lease) -> str:
     return f"{span(lease.expired - lease.began)}, extended {times(len(lease.extended))},"
 
 
-def _says_worked_twice(life: Life) -> str:
+def _processed_again(life: Life) -> str:
     lost = [lease for lease in _late(life) if lease.ending != "deleted"]
     winner = _deleter(life)
     assert winner is not None
@@ -173,7 +173,7 @@ def _working_twice(life: Life) -> bool:
     )
 
 
-def _says_working_twice(life: Life) -> str:
+def _being_processed_again(life: Life) -> str:
     last = life.last
     assert last is not None
     lost = next(lease for lease in _late(life) if lease is not last and lease.refused)
@@ -185,7 +185,7 @@ def _says_working_twice(life: Life) -> str:
     )
 
 
-def _says_deleted_late(life: Life) -> str:
+def _deleted_late(life: Life) -> str:
     winner = _deleter(life)
     assert winner is not None
     return (
@@ -195,7 +195,7 @@ def _says_deleted_late(life: Life) -> str:
     )
 
 
-def _says_resumed(life: Life) -> str:
+def _resumed(life: Life) -> str:
     winner = _deleter(life)
     assert winner is not None
     return (
@@ -205,7 +205,7 @@ def _says_resumed(life: Life) -> str:
     )
 
 
-def _says_after_loss(life: Life) -> str:
+def _after_loss(life: Life) -> str:
     winner = _deleter(life)
     assert winner is not None
     lost = [lease for lease in life.leases if lease.ending == "expired"]
@@ -217,7 +217,7 @@ def _says_after_loss(life: Life) -> str:
     )
 
 
-def _says_after_failures(life: Life) -> str:
+def _after_failures(life: Life) -> str:
     winner = _deleter(life)
     assert winner is not None
     failed = [lease for lease in life.leases if lease.ending == "failed"]
@@ -228,7 +228,7 @@ def _says_after_failures(life: Life) -> str:
     )
 
 
-def _says_after_release(life: Life) -> str:
+def _after_release(life: Life) -> str:
     winner = _deleter(life)
     assert winner is not None
     given_back = [lease for lease in life.leases if lease.ending in {"released", "undelivered"}]
@@ -239,7 +239,7 @@ def _says_after_release(life: Life) -> str:
     )
 
 
-def _says_done(life: Life) -> str:
+def _done(life: Life) -> str:
     winner = _deleter(life)
     assert winner is not None
     waited = "" if not winner.waited_us else f" after {span(winner.waited_us)} in the queue"
@@ -251,7 +251,7 @@ def _says_done(life: Life) -> str:
     )
 
 
-def _says_dead(life: Life) -> str:
+def _dead(life: Life) -> str:
     move = life.moves[-1]
     error = f"; the last failure was {move.error}" if move.error else ""
     expired = [lease for lease in life.leases if lease.ending == "expired"]
@@ -287,7 +287,7 @@ _ENDS: Final = {
 }
 
 
-def _says_moved(life: Life) -> str:
+def _moved(life: Life) -> str:
     move = life.moves[-1]
     dead = any(each.how == "dead_lettered" for each in life.moves)
     what = "Redriven" if dead else "Moved"
@@ -301,19 +301,19 @@ def _received(life: Life) -> str:
     return f"received {times(len(life.leases))}" if life.leases else "never received"
 
 
-def _says_expired(life: Life) -> str:
+def _expired(life: Life) -> str:
     lived = "" if life.sent is None or life.ended is None else f" after {span(max(0, life.ended - life.sent))}"
     return f"Expired at {_at(life, life.ended)}{lived} in {life.queue}, {_received(life)}: it was never deleted."
 
 
-def _says_purged(life: Life) -> str:
+def _purged(life: Life) -> str:
     others = f" with all {life.count} messages" if life.count > 1 else ""
     by = f" by {life.ended_by}" if life.ended_by else ""
     what = "Deleted with its queue" if life.end == "queue_deleted" else f"Purged from {life.queue}"
     return f"{what} at {_at(life, life.ended)}{others}{by}, {_received(life)}."
 
 
-def _says_damaged(life: Life) -> str:
+def _damaged(life: Life) -> str:
     dropped = f" {life.ended_by or 'an operator'} dropped it at {_at(life, life.ended)}." if life.end else ""
     return (
         f"Damaged: what the disk gave back differs from what was sent, so it was set apart at"
@@ -321,7 +321,7 @@ def _says_damaged(life: Life) -> str:
     )
 
 
-def _says_in_flight(life: Life) -> str:
+def _in_flight(life: Life) -> str:
     last = life.last
     assert last is not None
     before = len(life.leases) - 1
@@ -351,7 +351,7 @@ def _reason_of(lease: Lease, life: Life) -> str:
     return ""
 
 
-def _says_retry(life: Life) -> str:
+def _retry(life: Life) -> str:
     last = life.last
     assert last is not None
     error = f" for {last.error}" if last.error else ""
@@ -361,14 +361,14 @@ def _says_retry(life: Life) -> str:
     )
 
 
-def _says_back(life: Life) -> str:
+def _back(life: Life) -> str:
     last = life.last
     assert last is not None
     waited_us = max(0, life.now - (last.retry_at or last.ended or life.now))
     return f"Waiting again in {life.queue} for {span(waited_us)}, {_received(life)}.{_reason_of(last, life)}"
 
 
-def _says_delayed(life: Life) -> str:
+def _delayed(life: Life) -> str:
     until = max(life.visible or 0, life.rescheduled or 0)
     by = f" by {life.sender}" if life.sender else ""
     return (
@@ -376,7 +376,7 @@ def _says_delayed(life: Life) -> str:
     )
 
 
-def _says_published(life: Life) -> str:
+def _published(life: Life) -> str:
     topic, copies = str(life.published.get("topic", "")).rpartition("/")[2], life.published.get("copies", 0)
     by = f" by {life.sender}" if life.sender else ""
     parts = [f"{copies} cop{'y' if copies == 1 else 'ies'} made"]
@@ -389,7 +389,7 @@ def _says_published(life: Life) -> str:
     return f"Published to {topic} at {_at(life, life.sent)}{by}: {', '.join(parts)}.{own}"
 
 
-def _says_waiting(life: Life) -> str:
+def _waiting(life: Life) -> str:
     if life.sent is None:
         return f"Waiting in {life.queue}, {_received(life)} as far as the history goes."
     since = max(life.sent, life.visible or 0, life.rescheduled or 0)
@@ -398,7 +398,7 @@ def _says_waiting(life: Life) -> str:
     return f"Waiting in {life.queue} for {waited}, never received: sent at {_at(life, life.sent)}{by}."
 
 
-def _says_taken_back(life: Life) -> str:
+def _taken_back(life: Life) -> str:
     return (
         f"Taken back: {life.ended_by or 'its sender'} deleted it at {_at(life, life.ended)} before anybody received it."
     )
@@ -411,7 +411,7 @@ def _is_of_pushes(life: Life) -> bool:
     return not life.leases or life.leases[-1].began <= life.pushes[-1].at
 
 
-def _says_pushed(life: Life) -> str:
+def _pushed(life: Life) -> str:
     last, often = life.pushes[-1], times(len(life.pushes))
     if not last.failure:
         tries = "" if len(life.pushes) == 1 else f", at the {_nth(len(life.pushes))} attempt"
@@ -425,7 +425,7 @@ def _says_pushed(life: Life) -> str:
     return f"Not delivered yet: {failed}. It is tried again."
 
 
-def _says_deleted(life: Life) -> str:
+def _deleted(life: Life) -> str:
     return f"Deleted at {_at(life, life.ended)}{f' by {life.ended_by}' if life.ended_by else ''}, {_received(life)}."
 
 
@@ -447,38 +447,36 @@ def _is_later(life: Life, instant: Instant | None) -> bool:
 
 
 RULES: Final = (
-    Rule("damaged", lambda life: life.quarantined is not None, _says_damaged),
-    Rule("processed_again", _worked_twice, _says_worked_twice),
-    Rule("pushed", _is_of_pushes, _says_pushed),
-    Rule("moved", lambda life: bool(life.moves) and life.moves[-1].how == "moved", _says_moved),
-    Rule("dead_letter", lambda life: bool(life.moves), _says_dead),
-    Rule("purged", _ends("purged", "queue_deleted"), _says_purged),
-    Rule("expired", _ends("expired"), _says_expired),
-    Rule(
-        "processed_resumed", lambda life: (won := _deleter(life)) is not None and won.resumed is not None, _says_resumed
-    ),
+    Rule("damaged", lambda life: life.quarantined is not None, _damaged),
+    Rule("processed_again", _worked_twice, _processed_again),
+    Rule("pushed", _is_of_pushes, _pushed),
+    Rule("moved", lambda life: bool(life.moves) and life.moves[-1].how == "moved", _moved),
+    Rule("dead_letter", lambda life: bool(life.moves), _dead),
+    Rule("purged", _ends("purged", "queue_deleted"), _purged),
+    Rule("expired", _ends("expired"), _expired),
+    Rule("processed_resumed", lambda life: (won := _deleter(life)) is not None and won.resumed is not None, _resumed),
     Rule(
         "processed_late",
         lambda life: (won := _deleter(life)) is not None and won.expired is not None,
-        _says_deleted_late,
+        _deleted_late,
     ),
-    Rule("processed_after_loss", _done_after("expired"), _says_after_loss),
-    Rule("processed_after_failures", _done_after("failed"), _says_after_failures),
-    Rule("processed_after_release", _done_after("released", "undelivered"), _says_after_release),
-    Rule("processed", lambda life: _deleter(life) is not None, _says_done),
-    Rule("taken_back", lambda life: life.end == "deleted" and not life.leases and life.is_complete, _says_taken_back),
-    Rule("deleted", lambda life: bool(life.end), _says_deleted),
-    Rule("being_processed_again", _working_twice, _says_working_twice),
-    Rule("in_flight", _last_was(""), _says_in_flight),
-    Rule("retry", lambda life: _last_was("failed")(life) and _is_later(life, life.leases[-1].retry_at), _says_retry),
-    Rule("back", lambda life: life.last is not None, _says_back),
-    Rule("published", lambda life: bool(life.published), _says_published),
+    Rule("processed_after_loss", _done_after("expired"), _after_loss),
+    Rule("processed_after_failures", _done_after("failed"), _after_failures),
+    Rule("processed_after_release", _done_after("released", "undelivered"), _after_release),
+    Rule("processed", lambda life: _deleter(life) is not None, _done),
+    Rule("taken_back", lambda life: life.end == "deleted" and not life.leases and life.is_complete, _taken_back),
+    Rule("deleted", lambda life: bool(life.end), _deleted),
+    Rule("being_processed_again", _working_twice, _being_processed_again),
+    Rule("in_flight", _last_was(""), _in_flight),
+    Rule("retry", lambda life: _last_was("failed")(life) and _is_later(life, life.leases[-1].retry_at), _retry),
+    Rule("back", lambda life: life.last is not None, _back),
+    Rule("published", lambda life: bool(life.published), _published),
     Rule(
         "delayed",
         lambda life: life.sent is not None and max(life.visible or 0, life.rescheduled or 0) > life.now,
-        _says_delayed,
+        _delayed,
     ),
-    Rule("waiting", lambda life: True, _says_waiting),
+    Rule("waiting", lambda life: True, _waiting),
 )
 """The first that applies counts."""
 
@@ -489,5 +487,5 @@ def shown_story(
     """{rule, sentence}; None if there is no event."""
     if not events:
         return None
-    rule, sentence = told(life_of(events, now, is_complete=is_complete, timeout_of=timeout_of))
+    rule, sentence = story_of(life_of(events, now, is_complete=is_complete, timeout_of=timeout_of))
     return {"rule": rule, "sentence": sentence}

@@ -117,8 +117,8 @@ async def _wrong_timeouts(visit: Visit) -> list[dict[str, Any]]:
 
 def _mark(wrong: list[dict[str, Any]]) -> str:
     """Another one if the page is to say something else about timeouts."""
-    said = [(each["incarnation"], each["wrong"], each["recommended_us"], each["at_least_us"]) for each in wrong]
-    return hashed(repr(said)).hex()[:12]
+    shown = [(each["incarnation"], each["wrong"], each["recommended_us"], each["at_least_us"]) for each in wrong]
+    return hashed(repr(shown)).hex()[:12]
 
 
 async def _still(visit: Visit) -> list[dict[str, str]]:

@@ -123,7 +123,7 @@ def _redrive_read(given: Given) -> Any:
     return {"target": target, "receive_count_max": number("After so many receives", receives)} if target else None
 
 
-def _redrive_said(value: Any) -> str:
+def _redrive_shown(value: Any) -> str:
     return "nowhere" if value is None else f"to {value['target']} after {value['receive_count_max']} receives"
 
 
@@ -147,7 +147,7 @@ def _allow_read(given: Given) -> Any:
     return {"permission": permission, "sources": sources if permission == RedrivePermission.BY_QUEUE else []}
 
 
-def _allow_said(value: Any) -> str:
+def _allow_shown(value: Any) -> str:
     if value is None:
         return _ALLOWED[_ANY]
     return ", ".join(value["sources"]) if value["sources"] else _ALLOWED[value["permission"]]
@@ -158,7 +158,7 @@ def _allow_typed(value: Any) -> Given:
     return {"permission": value["permission"], "sources": " ".join(value["sources"])}
 
 
-def _tags_said(tags: dict[str, str]) -> str:
+def _tags_shown(tags: dict[str, str]) -> str:
     return ", ".join(f"{name}={value}" for name, value in sorted(tags.items())) or "none"
 
 
@@ -171,13 +171,13 @@ SETTINGS: Final = (
         "redrive", "dead letters",
         (Input("target", "Dead letters to", "A queue of the same account and region; empty: nowhere"),
          Input("receive_count_max", "After so many receives", "A message that was received more often goes there")),
-        _redrive_typed, _redrive_read, _redrive_said, _redrive_of,
+        _redrive_typed, _redrive_read, _redrive_shown, _redrive_of,
     ),
     Setting(
         "redrive_allow", "dead letters from",
         (Input("permission", "Dead letters from", "Which queues may send their dead letters here", _ALLOWED),
          Input("sources", "These queues", "Their names, with spaces between")),
-        _allow_typed, _allow_read, _allow_said, _allow_of,
+        _allow_typed, _allow_read, _allow_shown, _allow_of,
     ),
     _number("message_bytes_max", "message size", "In bytes; a larger message is refused", size),
     _or_none(_number("receives_per_second_max", "messages a second", "To all receivers; empty: no limit"), "no limit"),
@@ -194,7 +194,7 @@ SETTINGS: Final = (
     _flag("throughput_per_group", "throughput for each group", "Needs deduplication within each group"),
     Setting(
         "tags", "tags", (Input("tags", "Tags", "A line of name=value for each", long=True),),
-        lambda tags: {"tags": pairs_typed(tags)}, lambda given: pairs_read("tags", given["tags"]), _tags_said,
+        lambda tags: {"tags": pairs_typed(tags)}, lambda given: pairs_read("tags", given["tags"]), _tags_shown,
     ),
 )  # fmt: skip
 
