@@ -219,10 +219,10 @@ def message_ids(given: Iterable[str]) -> list[str]:
 
 def refused_value(parameter: str, reason: str, *, worker: bool = False, operation: str = "") -> str:
     """The message about a refused value: `--wait: Expected at most 30s`."""
-    said = _MICROSECONDS.sub("", reason)
+    message = _MICROSECONDS.sub("", reason)
     for below, above in _IN_SENTENCES.items():
-        said = said.replace(below, above)
-    return f"{option_of(parameter, worker=worker, operation=operation)}: {said}"
+        message = message.replace(below, above)
+    return f"{option_of(parameter, worker=worker, operation=operation)}: {message}"
 
 
 def seconds(option: str, text: str) -> float:

@@ -303,12 +303,12 @@ def _token(target: Target, environment: Mapping[str, str], home: Path, *, is_own
     return text.decode()
 
 
-def failure_of(error: str, message: str, said: Mapping[str, Any]) -> Failure:
+def failure_of(error: str, message: str, answer: Mapping[str, Any]) -> Failure:
     """Turn an error of the admin port into the command's failure, with advice."""
     if error == "not_authenticated":
         return Failure(Exit.USAGE, message, _ADVICE_TOKEN)
     if error == "history_trimmed":
-        return Failure(Exit.WRONG, message, f"Begin with --from {said.get('first_offset')}, or with --from first.")
+        return Failure(Exit.WRONG, message, f"Begin with --from {answer.get('first_offset')}, or with --from first.")
     if error == "not_found":
         return Unknown(Exit.WRONG, message, f"Is a name or id empty, or has it a slash? If not, {_RELEASE}")
     if error in _OF_STORE:
@@ -319,8 +319,8 @@ def failure_of(error: str, message: str, said: Mapping[str, Any]) -> Failure:
     if error == "idempotency_key_reused":
         message = message.replace("this Idempotency-Key", "--id: this id")
     if error == "QueueMissing":
-        return Missing(Exit.WRONG, message, _next(error, said))
-    return Failure(Exit.USAGE if error == "ParameterInvalid" else Exit.WRONG, message, _next(error, said))
+        return Missing(Exit.WRONG, message, _next(error, answer))
+    return Failure(Exit.USAGE if error == "ParameterInvalid" else Exit.WRONG, message, _next(error, answer))
 
 
 def _with_option(message: str) -> str:
@@ -331,9 +331,9 @@ def _with_option(message: str) -> str:
     return start + another + ("--dead-letters or --max-receives" if setting == "redrive" else option_of(setting))
 
 
-def _next(error: str, said: Mapping[str, Any]) -> str:
+def _next(error: str, answer: Mapping[str, Any]) -> str:
     """What to do next, with the queue's own name."""
-    data = said.get("data")
+    data = answer.get("data")
     queue, setting = (data.get("queue"), data.get("setting")) if isinstance(data, dict) else (None, None)
     if error == "QueueExists" and setting == NAME_TAKEN:
         return "It is the alias of another queue: choose another name."

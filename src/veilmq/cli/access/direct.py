@@ -371,9 +371,9 @@ class DirectAccess:
         """See `AdminAccess.trace`."""
         with _failures(), self._store.reader.look() as view:
             now = self._clock.now()
-            told = Timeouts(self._store.reader)
+            timeouts = Timeouts(self._store.reader)
             message_id = inputs.message_id(message)
-            found = shown_trace(view, message_id, _SCAN_MAX, Scope(), now, lambda queue: told.of(view, queue, now))
+            found = shown_trace(view, message_id, _SCAN_MAX, Scope(), now, lambda queue: timeouts.of(view, queue, now))
         return to_builtins(found)  # type: ignore[no-any-return]
 
     def events(self, start: str, limit: int, follow_s: float, wanted: Mapping[str, str] = EVERYTHING) -> Piece:
@@ -441,11 +441,11 @@ def _failures(operation: str = "") -> Iterator[None]:
     except StoreError as error:
         raise Failure(Exit.STORE, str(error), _ADVICE_CHECK) from None
     except VeilError as error:
-        said = described(error)
-        message = said["message"]
-        if said["field"]:
-            message = refused_value(said["field"], message, operation=operation)
-        raise failure_of(said["error"], message, said) from None
+        answer = described(error)
+        message = answer["message"]
+        if answer["field"]:
+            message = refused_value(answer["field"], message, operation=operation)
+        raise failure_of(answer["error"], message, answer) from None
     except Refused as refused:
         raise failure_of(refused.error, refused.message, {}) from None
     except HistoryTrimmed as error:

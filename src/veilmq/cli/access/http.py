@@ -62,7 +62,7 @@ _ADVICE_OTHER_PORT: Final = (
 )
 
 
-class _Said(dict[str, Any]):
+class _Answer(dict[str, Any]):
     """A JSON object from the server; reading a missing member raises Failure."""
 
     def __init__(self, found: dict[str, Any], failure: Failure) -> None:
@@ -115,8 +115,8 @@ class HttpAccess:
         try:
             inputs.queue_key(queue.account, queue.region, queue.name)
         except ParameterInvalid as error:
-            said = described(error)
-            raise failure_of(said["error"], refused_value(said["field"], said["message"]), said) from None
+            answer = described(error)
+            raise failure_of(answer["error"], refused_value(answer["field"], answer["message"]), answer) from None
         self._operation, path = operation, f"{_path_of(queue)}{OPERATIONS[operation].suffix}"
         try:
             return self._run(operation, path, members, command_id)
@@ -310,7 +310,7 @@ class HttpAccess:
             self._request("POST", path, json.dumps(dict(members)).encode(), headers, _WORK_S)
             with self._answered() as answer:
                 while line := answer.readline():
-                    yield self._said(answer.status, line)
+                    yield self._object(answer.status, line)
 
     def _wait(self) -> None:
         """Wait until the answer begins, as long as the server takes other requests. Raises Failure.
@@ -358,9 +358,9 @@ class HttpAccess:
         command_id: str | None = None,
     ) -> dict[str, Any]:
         answer, content = self._ask(method, path, members, body, answer_s=answer_s, command_id=command_id)
-        return self._said(answer.status, content)
+        return self._object(answer.status, content)
 
-    def _said(self, status: int, content: bytes) -> dict[str, Any]:
+    def _object(self, status: int, content: bytes) -> dict[str, Any]:
         """The JSON object of the response. Raises Failure."""
         try:
             found = json.loads(content)
@@ -368,7 +368,7 @@ class HttpAccess:
             found = None
         if not isinstance(found, dict):
             raise self._not_ours(status)
-        return _Said(found, self._not_ours(status))
+        return _Answer(found, self._not_ours(status))
 
     def _number(self, answer: http.client.HTTPResponse, header: str) -> int:
         """The number in a header. Raises Failure."""
@@ -457,14 +457,14 @@ class HttpAccess:
 
     def _failure(self, status: int, content: bytes) -> Failure:
         try:
-            said = json.loads(content)
-            field, message = said.get("field"), str(said["message"])
+            answer = json.loads(content)
+            field, message = answer.get("field"), str(answer["message"])
             message = refused_value(field, message, operation=self._operation) if field else message
         except (ValueError, KeyError, TypeError, AttributeError):
             return self._not_ours(status)
-        error = str(said.get("error"))
-        failure = failure_of(error, message, said)
-        failure.answered = status, error, str(said.get("request_id"))
+        error = str(answer.get("error"))
+        failure = failure_of(error, message, answer)
+        failure.answered = status, error, str(answer.get("request_id"))
         return failure
 
     def _not_ours(self, status: int) -> Failure:

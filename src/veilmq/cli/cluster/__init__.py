@@ -139,7 +139,7 @@ def _show(found: Status) -> None:
     elif found.single_copy:
         print("standby   none confirms commits: losing PostgreSQL's machine loses messages")
     for server in found.servers:
-        print(f"server    {server.name}: {_said(server, found)}")
+        print(f"server    {server.name}: {_line_of(server, found)}")
     if not found.moved and (why := found.why_not_owner("")):
         print(f"server    {why}")
 
@@ -290,7 +290,7 @@ def _finalize(url: _Url, single_copy: _SingleCopy = False) -> None:
     print(f"the queues have state format {wanted}, the newest that all servers know")
 
 
-def _said(server: Registered, found: Status) -> str:
+def _line_of(server: Registered, found: Status) -> str:
     """A server in a line."""
     if server.is_running and server.role == "owner" and server.name == found.owner:
         part = "owner"

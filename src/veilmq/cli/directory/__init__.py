@@ -97,10 +97,10 @@ def backup(data: Path, destination: Path, *, as_json: bool, access: HttpAccess |
         else:
             asked = "Is there space at the destination, and where the data is?"
         raise Failure(Exit.STORE, f"the copy failed and was removed: {error}", advice or asked) from None
-    _say_copied(destination, size_bytes, as_json=as_json)
+    _report_copied(destination, size_bytes, as_json=as_json)
 
 
-def _say_copied(destination: Path, size_bytes: int, *, as_json: bool) -> None:
+def _report_copied(destination: Path, size_bytes: int, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"destination": str(destination.absolute()), "bytes": size_bytes}))
     else:
@@ -129,7 +129,7 @@ def check(data: Path, *, as_json: bool, access: HttpAccess | None = None) -> Exi
             report = msgspec.convert(_through(access, "/api/v1/check", {}), Report)
         except msgspec.ValidationError as error:
             raise Failure(Exit.ADDRESS, f"the server's report is none of this release: {error}") from None
-        return _say_checked(report, None, as_json=as_json)
+        return _report_checked(report, None, as_json=as_json)
     database = _database(data)
     try:
         with bar() as advance:
@@ -141,7 +141,7 @@ def check(data: Path, *, as_json: bool, access: HttpAccess | None = None) -> Exi
     except (OSError, DatabaseFailed) as error:
         advice = access_advice(data) or repair_advice(data, is_damaged=False)
         raise Failure(Exit.DIRECTORY, f"{database} cannot be opened: {error}", advice) from None
-    return _say_checked(report, data, as_json=as_json)
+    return _report_checked(report, data, as_json=as_json)
 
 
 def access_advice(data: Path) -> str:
@@ -155,7 +155,7 @@ def access_advice(data: Path) -> str:
     return f"{data} cannot be written by this user, or is read-only: copy all of it elsewhere, and look there."
 
 
-def _say_checked(report: Report, data: Path | None, *, as_json: bool) -> Exit:
+def _report_checked(report: Report, data: Path | None, *, as_json: bool) -> Exit:
     print(msgspec.json.encode(report).decode() if as_json else _shown(report, data))
     return Exit.WRONG if report.problems_count else Exit.DONE
 
@@ -293,8 +293,8 @@ def _shown_repair(report: "Repair", data: Path) -> str:
 def _shown_queue(queue: "QueueContent") -> str:
     states = ("visible", "delayed", "in flight", "in quarantine", "missing for certain")
     counts = (queue.visible, queue.delayed, queue.in_flight, queue.quarantined, queue.missing)
-    told = ", ".join(f"{count} {state}" for count, state in zip(counts, states, strict=True) if count)
-    return f"queue {queue.queue}: {told or 'empty'}"
+    content = ", ".join(f"{count} {state}" for count, state in zip(counts, states, strict=True) if count)
+    return f"queue {queue.queue}: {content or 'empty'}"
 
 
 def _shown_missing(message: "MissingMessage") -> str:

@@ -239,7 +239,7 @@ def print_events(
     elif not _show_until(asked, start, left, end, wanted) + shown and wanted:
         if not asked.as_json:
             print("no such events", file=sys.stderr)
-        _tell_unknown(asked, wanted)
+        _report_unknown(asked, wanted)
 
 
 def _show_until(asked: "Asked", start: str, left: int, end: int, wanted: Mapping[str, str]) -> int:
@@ -257,7 +257,7 @@ def _show_until(asked: "Asked", start: str, left: int, end: int, wanted: Mapping
     return shown
 
 
-def _tell_unknown(asked: "Asked", wanted: Mapping[str, str]) -> None:
+def _report_unknown(asked: "Asked", wanted: Mapping[str, str]) -> None:
     """Report a name that neither a queue nor an event has: it may be mistyped."""
     if "queue" not in wanted:
         return
@@ -274,7 +274,9 @@ def _tell_unknown(asked: "Asked", wanted: Mapping[str, str]) -> None:
             break
         at = str(piece.following)
     where = f" in account {account}, region {region}" if place else ""
-    _tell(f"there is no queue {name}{where}, and no event of one in the history. `veilmq queues list --all` shows all.")
+    _notice(
+        f"there is no queue {name}{where}, and no event of one in the history. `veilmq queues list --all` shows all."
+    )
 
 
 def _queue(asked: "Asked", name: str | None) -> str | None:
@@ -308,7 +310,7 @@ def _between(asked: "Asked", begin: int, end: int, wanted: Mapping[str, str]) ->
 def _follow(asked: "Asked", start: str, left: int, wanted: Mapping[str, str]) -> None:
     follower = _Follower(asked, start, wanted)
     try:
-        _tell_unknown(asked, wanted)  # the follower has its offset already
+        _report_unknown(asked, wanted)  # the follower has its offset already
         while left > 0:
             piece = follower.next(_PIECE if wanted else min(left, _PIECE))
             lines = piece.lines.splitlines(keepends=True)[:left]
@@ -348,19 +350,19 @@ class _Follower:
 
     def _await(self, limit: int) -> "Piece":
         """Ask until a server answers. The first failure is not reported: perhaps only the connection had ended."""
-        told = False
+        reported = False
         while True:
             self.close()
             try:
                 piece = self._ask(str(self._offset), limit, 0.0)
             except Unreachable as failure:
-                if not told:
-                    _tell(f"{failure}: waiting for it, to go on from offset {self._offset}")
-                told = True
+                if not reported:
+                    _notice(f"{failure}: waiting for it, to go on from offset {self._offset}")
+                reported = True
                 time.sleep(_PAUSE_S)
                 continue
-            if told:
-                _tell(f"the server is back: continuing from offset {self._offset}")
+            if reported:
+                _notice(f"the server is back: continuing from offset {self._offset}")
             return piece
 
     def close(self) -> None:
@@ -378,7 +380,7 @@ class _Follower:
         return self._access.events(start, limit, follow_s, self._wanted)
 
 
-def _tell(message: str) -> None:
+def _notice(message: str) -> None:
     print(f"veilmq: {message}", file=sys.stderr, flush=True)
 
 

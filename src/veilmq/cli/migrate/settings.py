@@ -114,7 +114,7 @@ def bring(given: Mapping[str, Any]) -> Exit:
         found = _in_order([_of_size(each._replace(region=None), _BYTES_MAX.get(there.kind)) for each in found])
     for each in found:
         for text in each.lost:
-            _tell(each.name, text)
+            _report_lost(each.name, text)
     if given["to"] is None:
         _print(found, given["into"])
         return Exit.DONE
@@ -124,7 +124,7 @@ def bring(given: Mapping[str, Any]) -> Exit:
         return _create(account, found, with_messages=given["messages"])
 
 
-def _tell(name: str, lost: str) -> None:
+def _report_lost(name: str, lost: str) -> None:
     print(f"not brought: queue {printable(name)}: {printable(lost)}", file=sys.stderr)
 
 
@@ -320,7 +320,7 @@ def _in_order(found: Sequence[Found]) -> list[Found]:
     for each in found:
         first = known.setdefault(each.key, each)
         if first != each:
-            _tell(
+            _report_lost(
                 each.name, f"another one of this name{'' if each.region is None else f' in {each.region}'} is brought"
             )
 
@@ -344,7 +344,7 @@ def _of_one_region(found: Sequence[Found], region: str) -> list[Found]:
             chosen[each.name] = each
     for each in found:
         if (taken := chosen[each.name].key) != each.key:
-            _tell(each.name, f"it is in {each.key[0]}, and the one in {taken[0]} is brought")
+            _report_lost(each.name, f"it is in {each.key[0]}, and the one in {taken[0]} is brought")
     brought = [each for each in found if chosen[each.name].key == each.key]
     if elsewhere := sorted({each.region for each in brought if each.region} - {region}):
         named = ", ".join(map(printable, elsewhere))

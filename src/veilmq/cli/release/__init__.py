@@ -161,7 +161,7 @@ def _upgrade(
     if as_json:
         print(json.dumps(plan))
     else:
-        print("\n".join(f"{name + ':':<10} {value}" for name, value in _told(plan)))
+        print("\n".join(f"{name + ':':<10} {value}" for name, value in _plan_lines(plan)))
     if found.refused:
         raise typer.Exit(int(Exit.DIRECTORY))
     raise typer.Exit(int(Exit.WRONG if plan["in_the_way"] else Exit.DONE))
@@ -196,14 +196,14 @@ def planned(found: Found, data: Path) -> dict[str, Any]:
     }
 
 
-def _told(plan: dict[str, Any]) -> list[tuple[str, str]]:
+def _plan_lines(plan: dict[str, Any]) -> list[tuple[str, str]]:
     sizes = f"{-(-plan['bytes'] // _MIB)} MiB of data, {plan['free_bytes'] // _MIB} MiB are free"
-    told = [
+    lines = [
         ("data", f"{plan['data']}, state format {plan['format']}"),
         ("release", f"{plan['release']}, state format {plan['release_format']}"),
     ]
     if plan["refused"]:
-        return [*told, ("refused", plan["refused"])]
+        return [*lines, ("refused", plan["refused"])]
     if plan["cluster"]:
         what = "nothing at the start: `veilmq cluster finalize` raises the format, when all servers have the release"
         back = "the older release, until `veilmq cluster finalize`"
@@ -213,8 +213,8 @@ def _told(plan: dict[str, Any]) -> list[tuple[str, str]]:
     else:
         what = "nothing: the format is the same"
         back = "the older release starts on the data as it is"
-    told += [("does", what), ("space", sizes), ("way back", back)]
-    told += [("in the way", each) for each in plan["in_the_way"]]
+    lines += [("does", what), ("space", sizes), ("way back", back)]
+    lines += [("in the way", each) for each in plan["in_the_way"]]
     first = "see to what is in the way, " * bool(plan["in_the_way"])
     backup = f"veilmq backup DEST --data {plan['data']}"
     steps = (
@@ -222,4 +222,4 @@ def _told(plan: dict[str, Any]) -> list[tuple[str, str]]:
         if plan["migrates"]
         else "stop, install the release, start"
     )
-    return [*told, ("next", first + steps if not plan["cluster"] else 'docs/cluster.md, "Upgrade"')]
+    return [*lines, ("next", first + steps if not plan["cluster"] else 'docs/cluster.md, "Upgrade"')]

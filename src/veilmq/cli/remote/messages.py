@@ -151,8 +151,8 @@ def list_templates(asked: "Asked", queue: Queue) -> None:
     rows = []
     for each in found:
         message = each["message"]
-        told = [message[name] or "" for name in ("type", "group")]
-        rows.append([each["name"], *told, instant(each["kept"]), each["by"], message["body"]])
+        labels = [message[name] or "" for name in ("type", "group")]
+        rows.append([each["name"], *labels, instant(each["kept"]), each["by"], message["body"]])
     table(["name", "type", "group", "kept (UTC)", "by", "body"], rows)
 
 
@@ -241,15 +241,15 @@ def _show_messages(asked: "Asked", messages: list[dict[str, Any]], *, whole: boo
         print("nothing visible", file=sys.stderr)
 
 
-def _report(asked: "Asked", shown: list[dict[str, Any]], said: str | None) -> int:
+def _report(asked: "Asked", shown: list[dict[str, Any]], line: str | None) -> int:
     """Print the result of each; return how many were refused."""
     for each in shown:
         if asked.as_json:
             print_json(each)
         elif "error" in each:
             print(f"refused: {printable(each['message'])}", file=sys.stderr)
-        elif said is not None:
-            print(said.format(**each))
+        elif line is not None:
+            print(line.format(**each))
     return sum("error" in each for each in shown)
 
 
@@ -436,7 +436,7 @@ def show_job(asked: "Asked", job: Job, wait: UntilDone = False) -> None:
 
 def cancel_job(asked: "Asked", job: Job) -> None:
     """End a job; what it did stays done."""
-    _say(asked, asked.access.cancel_job(job, asked.next_id()))
+    _report_job(asked, asked.access.cancel_job(job, asked.next_id()))
 
 
 def _end(asked: "Asked", job: Mapping[str, Any], *, wait: bool) -> None:
@@ -450,12 +450,12 @@ def _end(asked: "Asked", job: Mapping[str, Any], *, wait: bool) -> None:
             job = asked.access.job(job["id"])
     except (KeyboardInterrupt, Unreachable):
         one = job["id"]
-        told = f"job {one} has not ended: a server goes on with it, or `veilmq jobs show {one} --wait` does"
-        print(f"\r\x1b[K{told}" if shows else told, file=sys.stderr)
+        notice = f"job {one} has not ended: a server goes on with it, or `veilmq jobs show {one} --wait` does"
+        print(f"\r\x1b[K{notice}" if shows else notice, file=sys.stderr)
         raise
     if shows:
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-    _say(asked, job)
+    _report_job(asked, job)
     if job["failed"] or job["status"] == "failed":
         which = f"{counted(job['failed'], 'message')} could not be {_done(job)}"
         raise Failure(Exit.WRONG, f"{which}: {failure_text(job)}", failure_advice(job))
@@ -472,7 +472,7 @@ def _done(job: Mapping[str, Any]) -> str:
     return _DONE[Act(job["act"])]
 
 
-def _say(asked: "Asked", job: Mapping[str, Any]) -> None:
+def _report_job(asked: "Asked", job: Mapping[str, Any]) -> None:
     if asked.as_json:
         print_json(job)
     else:

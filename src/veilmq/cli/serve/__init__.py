@@ -184,8 +184,8 @@ def _raise_open_files(settings: Settings) -> None:
         except (OSError, ValueError):  # a system that allows less than it reports
             hard = soft
     if hard != resource.RLIM_INFINITY and hard < settings.files_needed:
-        told = "at most %d files may be open, and three ports with --connections-max %d need %d"
-        log.warning(told, hard, settings.connections_max, settings.files_needed)
+        warning = "at most %d files may be open, and three ports with --connections-max %d need %d"
+        log.warning(warning, hard, settings.connections_max, settings.files_needed)
 
 
 def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
@@ -413,7 +413,7 @@ async def _start(service: Service, settings: Settings, entry: AdminEntry) -> Non
     except OSError as error:
         raise _in_the_way(error, settings, _opening(service, entry)) from None
     if service.leads:
-        _tell_unowned(service)
+        _warn_of_unowned(service)
 
 
 def _look_at_ports(service: Service, settings: Settings) -> None:
@@ -445,10 +445,10 @@ async def _reload_keys(service: Service) -> None:
     if await service.keyring.reload_aside():
         service.end_waits()
         if service.leads:
-            _tell_unowned(service, before)
+            _warn_of_unowned(service, before)
 
 
-def _tell_unowned(service: Service, among: Set[str] | None = None) -> None:
+def _warn_of_unowned(service: Service, among: Set[str] | None = None) -> None:
     """Warn about queues of accounts that are not in the credentials file, as after a switch from development mode.
     among: look only at these accounts."""
     if not service.keyring.checks:

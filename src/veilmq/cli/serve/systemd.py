@@ -61,14 +61,14 @@ class Manager(NamedTuple):
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Tell that the loop runs, twice in each time of the watchdog, while the body runs."""
-        task = None if self.watchdog_s is None else asyncio.create_task(self._tell_alive(self.watchdog_s / 2))
+        task = None if self.watchdog_s is None else asyncio.create_task(self._notify_alive(self.watchdog_s / 2))
         try:
             yield
         finally:
             if task is not None:
                 task.cancel()
 
-    async def _tell_alive(self, every_s: float) -> None:
+    async def _notify_alive(self, every_s: float) -> None:
         while True:
             self.notify(ALIVE)
             await asyncio.sleep(every_s)

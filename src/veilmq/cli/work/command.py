@@ -104,8 +104,8 @@ def handler_of(name: str) -> Callable[[Any], Any]:
         raise Failure(Exit.USAGE, error.reason, advice) from None
     except Exception as error:  # noqa: BLE001 the user's module may fail in any way
         advice = f"To see where: {sys.executable} -c 'import {name.partition(':')[0]}'"
-        said = str(error).strip().partition("\n")[0]
-        raise Failure(Exit.USAGE, f"{name!r} cannot be imported: {type(error).__name__}: {said}", advice) from None
+        reason = str(error).strip().partition("\n")[0]
+        raise Failure(Exit.USAGE, f"{name!r} cannot be imported: {type(error).__name__}: {reason}", advice) from None
 
 
 def open_queue(url: str) -> Queue:

@@ -196,9 +196,9 @@ def _print(run: Run, kills: Kills, took: float, *, as_json: bool) -> None:
         if counts := _of_kind(figures, kind):
             print(f"{kind:<8}{''.join(f'{counts.get(word, 0):>10}' for word in _WORDS.values())}")
     for outcome in (Outcome.FAIL, Outcome.INFO):
-        said = [f"{name} {count}" for (of, name), count in figures.reasons.most_common() if of is outcome]
-        if said:
-            print(f"{_WORDS[outcome]}: {', '.join(said)}")
+        reasons = [f"{name} {count}" for (of, name), count in figures.reasons.most_common() if of is outcome]
+        if reasons:
+            print(f"{_WORDS[outcome]}: {', '.join(reasons)}")
     if kills.failed:
         print(f"the command of --kill failed {counted(kills.failed, 'time')}: {kills.last}")
     if figures.recreated:

@@ -243,8 +243,8 @@ def purge(asked: "Asked", queue: Queue, yes: Yes = False) -> None:
     _show(asked, shown, f"purged {queue}: {counted(shown['count'], 'message')}")
 
 
-def _show(asked: "Asked", shown: Mapping[str, Any], said: str) -> None:
-    print(in_json(shown) if asked.as_json else said)
+def _show(asked: "Asked", shown: Mapping[str, Any], line: str) -> None:
+    print(in_json(shown) if asked.as_json else line)
 
 
 class Adaptive(StrEnum):
