@@ -121,7 +121,7 @@ class Snapshotting:
     def _work(self) -> None:
         with suppress(Unreachable, Unfit):
             self._proofs.release()  # what a process that died had claimed
-        looks, due, pause, said = 0, LOOKS_BETWEEN, LOOKS_BETWEEN, ""
+        looks, due, pause, logged = 0, LOOKS_BETWEEN, LOOKS_BETWEEN, ""
         while not self._ended.wait(LOOK_SECONDS):
             looks += 1
             try:
@@ -130,16 +130,16 @@ class Snapshotting:
                     due, pause = looks + pause, min(2 * pause, LOOKS_BETWEEN_MAX)  # if it fails
                     self.write()
                     due, pause = looks + LOOKS_BETWEEN, LOOKS_BETWEEN
-                said = ""
+                logged = ""
             except Stopped:
                 return
             except Diverged as error:
                 self.damage_found = str(error)
                 log.error("no snapshot: %s", error)
             except _PASSING as error:
-                if str(error) != said:
+                if str(error) != logged:
                     log.warning("no snapshot: %s", error)
-                said = str(error)
+                logged = str(error)
 
     def answer(self) -> None:
         """Vouch for another server's snapshot, if one asks. Raises as `write`."""
@@ -206,10 +206,10 @@ class Snapshotting:
             self._differed = ""
             return Point(position, clock), proof.by
         before, self._differed = self._differed, proof.by
-        said = f"the tables of {proof.by} are not as here at record {position.lsn}"
+        reason = f"the tables of {proof.by} are not as here at record {position.lsn}"
         if self._owns or before == proof.by:
-            raise Unproven(f"{said}: give {proof.by} an empty directory, after a hand-over if it owns the queues")
-        raise Diverged(said)
+            raise Unproven(f"{reason}: give {proof.by} an empty directory, after a hand-over if it owns the queues")
+        raise Diverged(reason)
 
     def _answered(self) -> Proof | None:
         """What another server says; None: there is none, and this is the owner."""

@@ -25,13 +25,13 @@ _OF_CERTIFICATE: Final[Mapping[int, str]] = {
 def in_words(error: BaseException) -> str:
     """Why the peer port of another server cannot be used, and what to do if that is about TLS."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        said = _OF_CERTIFICATE.get(error.verify_code, "its certificate is refused")
+        words = _OF_CERTIFICATE.get(error.verify_code, "its certificate is refused")
     elif isinstance(error, ssl.SSLError):
-        said = "TLS fails there"
+        words = "TLS fails there"
         if _NO_TLS.search(str(error)) is not None:
-            said = f"it speaks no TLS, and this server does: {CHECK}"
+            words = f"it speaks no TLS, and this server does: {CHECK}"
     elif isinstance(error, EOFError):
         return f"the connection was closed before it said who it is: {CHECK}"
     else:
         return str(error)
-    return f"{said} ({error})"
+    return f"{words} ({error})"

@@ -141,8 +141,8 @@ Resolve = Callable[[str], list[str]]
 
 def resolve(host: str) -> list[str]:
     """Resolve a name as this machine does."""
-    told = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(each[4][0]) for each in told))
+    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(each[4][0]) for each in found))
 
 
 class Lookups:
@@ -191,11 +191,11 @@ class Lookups:
         except Exception as error:  # noqa: BLE001 the thread's edge: whoever asks is told, and may ask again
             wrong = local_exhaustion_of_lookup(error) or error
         try:
-            loop.call_soon_threadsafe(self._tell, host, asked, found, wrong)
+            loop.call_soon_threadsafe(self._answer, host, asked, found, wrong)
         except RuntimeError:
             pass  # the loop has ended, and with it every caller
 
-    def _tell(self, host: str, asked: "asyncio.Future[list[str]]", found: list[str], wrong: Exception | None) -> None:
+    def _answer(self, host: str, asked: "asyncio.Future[list[str]]", found: list[str], wrong: Exception | None) -> None:
         del self._asked[host]
         if not found:
             asked.set_exception(wrong or EndpointRefused(f"{host} has no address"))

@@ -400,8 +400,8 @@ class PushRoom:
         except TimeoutError:
             return Attempt(None, f"no answer within {self._timeout_s:g} s")
         except aiohttp.ClientResponseError as failure:
-            said = f"the endpoint did not answer in HTTP: {' '.join(failure.message.split())}"
-            return Attempt(None, said[:ERROR_CHARACTERS_MAX])
+            reason = f"the endpoint did not answer in HTTP: {' '.join(failure.message.split())}"
+            return Attempt(None, reason[:ERROR_CHARACTERS_MAX])
         except LocalExhaustion:
             raise
         except Exception as failure:  # the request's edge: even after a bug the next attempt waits

@@ -326,8 +326,8 @@ class Service:
     def _ended(self, running: asyncio.Task[None]) -> None:
         if not running.cancelled() and (error := running.exception()) is not None:
             self.refused = isinstance(error, ClusterRefused)
-            said = None if self.refused else error
-            log.critical("no server of the cluster any more: %s", error, exc_info=said)
+            cause = None if self.refused else error
+            log.critical("no server of the cluster any more: %s", error, exc_info=cause)
             self.failed.set_result(None)
 
     async def _lead(self, undo: AsyncExitStack, engine: Engine, store: Store) -> Shell:

@@ -123,7 +123,7 @@ class Handshake:
         except MALFORMED:
             pass
         else:
-            raise _said(answer)  # the port is closing, or has no room for strangers
+            raise _refusal_of(answer)  # the port is closing, or has no room for strangers
         try:
             given = _ANYTHING.decode(frame)
         except MALFORMED:
@@ -159,7 +159,7 @@ class Handshake:
         except MALFORMED as error:
             raise Refusal("no peer", f"its proof is malformed: {error}") from error
         if not isinstance(answer, _Proof):
-            raise _said(answer)
+            raise _refusal_of(answer)
         if not hmac.compare_digest(answer.digest, self._digest(other)):
             text = "it has another secret: start both again, so that they read that of their cluster"
             raise Refusal("secret", text)
@@ -177,7 +177,7 @@ class Handshake:
         return hmac.digest(self._secret, ENCODER.encode([role.value, *hellos]), "sha256")
 
 
-def _said(answer: _Proof | _Refused) -> Refusal:
+def _refusal_of(answer: _Proof | _Refused) -> Refusal:
     """What the peer says of this server."""
     if isinstance(answer, _Refused):
         # It has not proved itself: its text is cut, and a reason that is none of ours is counted as "other".

@@ -398,13 +398,13 @@ def _refusal(error: psycopg.OperationalError) -> ClusterError:
     """Why no connection came about. libpq gives no code here, only text."""
     text = text_of(error)
     if any(
-        said in text
-        for said in ("authentication failed", "no pg_hba.conf entry", "does not exist", "no password supplied")
+        part in text
+        for part in ("authentication failed", "no pg_hba.conf entry", "does not exist", "no password supplied")
     ):
         return Unfit(f"correct the role, its password or the database, or create what is missing: {text}")
     if "unsupported startup parameter" in text:
         return Unfit(f"a pooler is in between, connect to PostgreSQL itself: {text}")
-    if any(said in text for said in ("invalid port number", "invalid integer value", "value: ")) and "invalid " in text:
+    if any(part in text for part in ("invalid port number", "invalid integer value", "value: ")) and "invalid " in text:
         return Unfit(f"correct the connection string: {text}")
     return Unreachable(f"PostgreSQL cannot be reached: {text}")
 
@@ -422,5 +422,5 @@ def _missing(setting: str, connected: Sequence[str]) -> str:
 
 def text_of(error: Exception) -> str:
     """What an error says, in one line; one of PostgreSQL without the DETAIL, HINT and CONTEXT that follow."""
-    said = error.diag.message_primary if isinstance(error, psycopg.Error) else None
-    return said or " ".join(str(error).split())
+    message = error.diag.message_primary if isinstance(error, psycopg.Error) else None
+    return message or " ".join(str(error).split())

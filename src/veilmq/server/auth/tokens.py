@@ -78,7 +78,7 @@ class IssuerTokens:
         self.audiences = audiences
         self._issuer = issuer
         self._path = keys
-        self._told: str | None = None
+        self._logged: str | None = None
         """The failure that was logged last: each refused token tries to read again."""
         self._reading = asyncio.Lock()
         self._newer: Future[tuple[KeySet, int] | None] | None = None
@@ -127,9 +127,9 @@ class IssuerTokens:
             found = self._newer.result()
         except (OSError, FileInvalid) as error:
             found = None
-            if str(error) != self._told:
+            if str(error) != self._logged:
                 log.error("the issuer's keys stay as they were: %s", error)
-                self._told = str(error)
+                self._logged = str(error)
         self._newer = None
         if found is None:
             return False
@@ -155,7 +155,7 @@ class IssuerTokens:
 
     def _take(self, found: tuple["KeySet", int]) -> None:
         self._keys, self._changed = found
-        self._told, self._newer = None, None  # what a thread still reads may be older
+        self._logged, self._newer = None, None  # what a thread still reads may be older
         log.info("read the issuer's keys again from %s", self._path)
 
     def _read(self) -> tuple["KeySet", int]:

@@ -129,7 +129,7 @@ class Certificate:
 
     def _take(self, found: tuple[ssl.SSLContext, bytes], now: Instant) -> None:
         self._pair, text = found
-        self.ends = tell_end(self._certificate, text, now)
+        self.ends = log_end(self._certificate, text, now)
 
 
 def load_pair(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
@@ -161,7 +161,7 @@ def _for_http(context: ssl.SSLContext) -> ssl.SSLContext:
     return context
 
 
-def tell_end(certificate: Path, text: bytes, now: Instant) -> Instant | None:
+def log_end(certificate: Path, text: bytes, now: Instant) -> Instant | None:
     """Log until when the file's certificate is valid; warn if it is invalid now or within two weeks.
 
     text: the file's contents. Returns that instant, or None if it cannot be read.

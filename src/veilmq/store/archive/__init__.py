@@ -219,10 +219,10 @@ class Objects:
         except FileNotFoundError:
             return _MISSING
         except self._faults as error:
-            told = f"{arguments[0]}: {type(error).__name__}: {error}"
+            message = f"{arguments[0]}: {type(error).__name__}: {error}"
             for text, instead in self._hidden.items():
-                told = told.replace(text, instead)
-            raise PlaceFailed(told) from error
+                message = message.replace(text, instead)
+            raise PlaceFailed(message) from error
 
 
 def _class_of(name: str) -> list[type[BaseException]]:

@@ -291,9 +291,9 @@ class Archive:
                 log.warning("the archive lags: %s", error)
             self.trouble = str(error)
         except Exception as error:
-            if (told := f"{type(error).__name__}: {error}") != self.trouble:
+            if (message := f"{type(error).__name__}: {error}") != self.trouble:
                 log.exception("the archive lags")
-            self.trouble = told
+            self.trouble = message
 
     def step(self) -> None:
         """Upload what was acknowledged, and a snapshot if one is due. Raises PlaceFailed, DatabaseFailed, Diverged,

@@ -280,17 +280,17 @@ class PostgresLog(Connected):
         """Find out whether a record is in the log. Returns if it is. Raises as `append`."""
         super().close()
         end = perf_counter() + self._resolve_seconds
-        said = ""
+        logged = ""
         while True:
             try:
                 self._find(lsn, epoch)
                 return
             except (Unreachable, Unfit, psycopg.Error) as error:
-                if (told := text_of(error)) != said:
-                    said = told
-                    log.warning("record %d: still unknown: %s", lsn, said)
+                if (text := text_of(error)) != logged:
+                    logged = text
+                    log.warning("record %d: still unknown: %s", lsn, logged)
                 if perf_counter() >= end or self._closing.wait(PAUSE_SECONDS):
-                    self._ended = AppendUnknown(f"it cannot be known whether record {lsn} is in the log: {said}")
+                    self._ended = AppendUnknown(f"it cannot be known whether record {lsn} is in the log: {logged}")
                     self._ownership.lose(NotOwner(str(self._ended)))
                     raise self._ended from error
 

@@ -221,8 +221,8 @@ def write_properties(properties: Properties, version: str) -> bytes:
     logging, hour = properties.logging, _written_metrics(properties.hour_metrics)
     text = (
         f"<Logging><Version>{logging.version}</Version>"
-        f"<Read>{_said(logging.read)}</Read><Write>{_said(logging.write)}</Write>"
-        f"<Delete>{_said(logging.delete)}</Delete>{_written_retention(logging.retention)}</Logging>"
+        f"<Read>{_flag(logging.read)}</Read><Write>{_flag(logging.write)}</Write>"
+        f"<Delete>{_flag(logging.delete)}</Delete>{_written_retention(logging.retention)}</Logging>"
     )
     if version < limits.VERSION_CORS:
         text += f"<Metrics>{hour}</Metrics>"
@@ -235,18 +235,18 @@ def write_properties(properties: Properties, version: str) -> bytes:
     return f"{DECLARATION}<StorageServiceProperties>{text}</StorageServiceProperties>".encode()
 
 
-def _said(value: bool) -> str:
+def _flag(value: bool) -> str:
     return "true" if value else "false"
 
 
 def _written_retention(retention: Retention) -> str:
     days = "" if retention.days is None else f"<Days>{retention.days}</Days>"
-    return f"<RetentionPolicy><Enabled>{_said(retention.days is not None)}</Enabled>{days}</RetentionPolicy>"
+    return f"<RetentionPolicy><Enabled>{_flag(retention.days is not None)}</Enabled>{days}</RetentionPolicy>"
 
 
 def _written_metrics(metrics: Metrics) -> str:
-    include = "" if metrics.include_apis is None else f"<IncludeAPIs>{_said(metrics.include_apis)}</IncludeAPIs>"
-    start = f"<Version>{metrics.version}</Version><Enabled>{_said(metrics.enabled)}</Enabled>"
+    include = "" if metrics.include_apis is None else f"<IncludeAPIs>{_flag(metrics.include_apis)}</IncludeAPIs>"
+    start = f"<Version>{metrics.version}</Version><Enabled>{_flag(metrics.enabled)}</Enabled>"
     return f"{start}{include}{_written_retention(metrics.retention)}"
 
 

@@ -390,7 +390,7 @@ def mend_pages(path: Path, pages: int | None = None, *, finishing: bool = False)
     found = Mended([], [])
     with path.open("r+b") as file:
         first = bytearray(file.read(PAGE_BYTES))
-        if matches is None or len(first) < PAGE_BYTES or not _says_checksums(first, matches):
+        if matches is None or len(first) < PAGE_BYTES or not _has_checksums(first, matches):
             return found
         file.seek(0)
         for number in islice(count(1), pages):
@@ -410,7 +410,7 @@ def mend_pages(path: Path, pages: int | None = None, *, finishing: bool = False)
     return found
 
 
-def _says_checksums(first: bytearray, matches: Callable[[bytes], bool]) -> bool:
+def _has_checksums(first: bytearray, matches: Callable[[bytes], bool]) -> bool:
     """Whether a database's pages have checksums, by its first page, in which a bit may have flipped."""
     if first[CHECKSUM_BYTES_AT] == CHECKSUM_BYTES:
         return True

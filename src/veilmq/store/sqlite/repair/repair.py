@@ -269,16 +269,16 @@ class _Work:
         found = read_wal(Path(f"{self._database}-wal"), page_bytes(self._database))
         self._report_wal(found)
         self._frames = found.frames
-        firm, said = found.firm(), len(self._report.found)
+        firm, reported = found.firm(), len(self._report.found)
         image, state = self._assembled(self._database, firm)
         if firm.frames == found.frames and self._offset_alone() > self._offset:  # else frames in doubt may have more
             image.close()
             image, alone = self._assembled(self._database, NO_WAL)
             if alone is not None and not alone.problems:  # else a checkpoint was under way
-                self._report.found[said:], self._report.may_miss = [_OLD_WAL], False
+                self._report.found[reported:], self._report.may_miss = [_OLD_WAL], False
                 return image, alone
             image.close()
-            del self._report.found[said:]
+            del self._report.found[reported:]
             image, state = self._assembled(self._database, firm)
         if firm.frames == found.frames or (state is not None and not self._lacks(state)):
             return image, state
@@ -363,9 +363,9 @@ class _Work:
             later = any(at > following for at in entries.entries)
             with suppress(apsw.Error):  # a database too damaged to ask is reported below
                 is_lost = redo_file.loss(self._database.with_name(REDO), connection) is not None
-                told = f"{REDO}: missing or cut, so nobody knows what was committed last"
+                lost = f"{REDO}: missing or cut, so nobody knows what was committed last"
                 if is_lost and (self._noted is None or self._noted.offset <= following):  # it proves nothing
-                    self._report.found += [] if told in self._report.found else [told]
+                    self._report.found += [] if lost in self._report.found else [lost]
                     self._report.may_miss = True
             if damage:
                 return _State(key, epoch, following, damage, later)

@@ -466,8 +466,8 @@ def _check_history(
 
 def _check_rollups(connection: apsw.Connection, report: Report) -> None:
     """Every rollup can be read, and each period has as many as it says."""
-    said: Any = connection.execute("SELECT id, rows FROM rollup_period WHERE rows")
-    missing = Counter(dict(said))
+    counted: Any = connection.execute("SELECT id, rows FROM rollup_period WHERE rows")
+    missing = Counter(dict(counted))
     for table, first_id in ((MINUTES, 0), (HOURS, HOUR_PERIODS)):
         rows: Any = connection.cursor().execute(f"SELECT id, numbers FROM {table}")
         for id_, packed in rows:

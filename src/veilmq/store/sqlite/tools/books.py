@@ -73,19 +73,19 @@ def _entered(event: Event) -> Iterator[Entered]:
     if kind == Kind.SNAPSHOT:
         for each in msgspec.convert(detail.get("messages", []), list[HeldMessage]):
             if each.quarantined is None:
-                told = (each.id, each.sent, each.own_expiry, each.group, each.type, each.priority)
-                yield Entered(each.sequence, *told, queue)
+                fields = (each.id, each.sent, each.own_expiry, each.group, each.type, each.priority)
+                yield Entered(each.sequence, *fields, queue)
     elif kind == Kind.SENT:
-        yield _told(event, event.sequence or 0, event.message or b"", event.sent or 0, queue)
+        yield _of_detail(event, event.sequence or 0, event.message or b"", event.sent or 0, queue)
     elif kind == Kind.DEAD_LETTERED:
         sent: int = detail.get("sent", event.sent) or 0
-        yield _told(event, detail["target_sequence"], event.message or b"", sent, detail["target"])
+        yield _of_detail(event, detail["target_sequence"], event.message or b"", sent, detail["target"])
     elif kind == Kind.MOVED:
         message = bytes.fromhex(detail["target_message"])
-        yield _told(event, detail["target_sequence"], message, event.at, detail["target"])
+        yield _of_detail(event, detail["target_sequence"], message, event.at, detail["target"])
 
 
-def _told(event: Event, sequence: int, message: bytes, sent: int, queue: int) -> Entered:
+def _of_detail(event: Event, sequence: int, message: bytes, sent: int, queue: int) -> Entered:
     detail = event.detail or {}
     own_expiry, priority = detail.get("expires"), detail.get("priority", PRIORITY_DEFAULT)
     return Entered(sequence, message, sent, own_expiry, event.group, event.type, priority, queue)
