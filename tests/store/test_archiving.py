@@ -356,7 +356,7 @@ def test_changes_are_shipped_while_a_snapshot_is_uploaded(
 
 
 def test_a_message_in_quarantine_is_in_the_snapshot(stage: Stage, tmp_path: Path) -> None:
-    """One that is damaged and not set apart yet stops it."""
+    """One that is damaged and not quarantined yet stops it."""
     factory, jobs = factory_of(stage), stage.create()
     sent = stage.send(jobs, "damaged")
     store_of(stage).apply_log()

@@ -1,4 +1,4 @@
-"""Damaged extras: the message is set apart wherever it is met, and everything else goes on."""
+"""Damaged extras: the message is quarantined wherever it is met, and everything else goes on."""
 
 from pathlib import Path
 

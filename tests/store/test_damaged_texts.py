@@ -1,4 +1,4 @@
-"""Text of a stored message that is not UTF-8 any more: the message is set apart, and everything else goes on."""
+"""Text of a stored message that is not UTF-8 any more: the message is quarantined, and everything else goes on."""
 
 import logging
 import re

@@ -14,7 +14,7 @@ from veilmq.model.messages import Extras, id_text
 from veilmq.model.outcomes import Deleted, Sent
 from veilmq.model.settings.queue import QueueKey
 from veilmq.store.reader import DamagedMessage
-from veilmq.store.sqlite.batch.set_apart import LINES_MAX
+from veilmq.store.sqlite.batch.quarantine import LINES_MAX
 from veilmq.store.sqlite.disk import connect
 from veilmq.store.sqlite.tools import check
 from veilmq.testing.replaying import replay
@@ -22,7 +22,7 @@ from veilmq.testing.replaying import replay
 PAGE_BYTES = 1 << 20
 
 
-def set_apart(stage: Stage, queue: QueueKey, *sent: Sent) -> None:
+def quarantine(stage: Stage, queue: QueueKey, *sent: Sent) -> None:
     """Damage the bodies, and have a receive meet them."""
     stage.store.close()
     for each in sent:
@@ -56,7 +56,7 @@ def problems(stage: Stage) -> list[str]:
 def test_a_damaged_message_is_shown_whole(stage: Stage) -> None:
     queue = stage.create()
     sent = stage.send(queue, "body", extras=Extras(type="film"))
-    set_apart(stage, queue, sent)
+    quarantine(stage, queue, sent)
     ((found,), more) = page(stage)
     assert not more
     assert (found.queue, found.sequence, found.id, found.sent) == (queue, sent.sequence, sent.id, sent.sent)
@@ -83,8 +83,8 @@ def test_pages_end_with_their_bounds_and_skip_other_queues(stage: Stage) -> None
     first, second = stage.create("first"), stage.create("second")
     mine = [stage.send(first, "12345") for _ in range(3)]
     others = [stage.send(second, "12345")]
-    set_apart(stage, first, *mine)
-    set_apart(stage, second, *others)
+    quarantine(stage, first, *mine)
+    quarantine(stage, second, *others)
     sequences = [each.sequence for each in (*mine, *others)]
     found, more = page(stage, limit=3)
     assert ([each.sequence for each in found], more) == (sequences[:3], True)
@@ -108,7 +108,7 @@ def test_a_drop_takes_one_message_and_the_books_balance(stage: Stage, name: str)
         stage.send(queue, text, extras=Extras(group="a", deduplication_id=text) if "." in name else extras)
         for text in "12"
     ]
-    set_apart(stage, queue, *sent)
+    quarantine(stage, queue, *sent)
     assert problems(stage) == ["quarantine", "quarantine"]
     start = stage.following()
     expect(stage.do(drop(queue, sent[0].id)), Deleted)
@@ -127,7 +127,7 @@ def test_a_drop_takes_one_message_and_the_books_balance(stage: Stage, name: str)
 def test_a_purge_and_a_deletion_say_how_many_damaged_messages_went_with_them(stage: Stage) -> None:
     queue = stage.create()
     damaged = [stage.send(queue, text) for text in "12"]
-    set_apart(stage, queue, *damaged)
+    quarantine(stage, queue, *damaged)
     stage.send(queue, "sound")
     start = stage.following()
     stage.purge(queue)
@@ -135,7 +135,7 @@ def test_a_purge_and_a_deletion_say_how_many_damaged_messages_went_with_them(sta
         ("purged", 1, 2)
     ]
     assert problems(stage) == []
-    set_apart(stage, queue, stage.send(queue, "3"))
+    quarantine(stage, queue, stage.send(queue, "3"))
     start = stage.following()
     stage.do(DeleteQueue(queue=queue, origin=TESTER))
     assert [event.detail for event in stage.events(start)] == [{"count": 0, "quarantined": 1}]
@@ -144,7 +144,7 @@ def test_a_purge_and_a_deletion_say_how_many_damaged_messages_went_with_them(sta
 
 def test_the_books_tell_of_damaged_messages_that_are_gone_without_an_event(stage: Stage) -> None:
     queue = stage.create()
-    set_apart(stage, queue, *[stage.send(queue, text) for text in "12"])
+    quarantine(stage, queue, *[stage.send(queue, text) for text in "12"])
     stage.store.close()
     database = store_of(stage).directory.database
     with connect(database) as connection:
@@ -159,7 +159,7 @@ def test_the_books_tell_of_damaged_messages_that_are_gone_without_an_event(stage
 def test_only_what_is_in_quarantine_is_dropped(stage: Stage) -> None:
     queue, other = stage.create(), stage.create("other")
     sound, damaged = stage.send(queue, "sound"), stage.send(other, "damaged")
-    set_apart(stage, other, damaged)
+    quarantine(stage, other, damaged)
     start = stage.following()
     for command in (drop(queue, sound.id), drop(queue, damaged.id), drop(other, bytes(16))):
         refused(stage.do(command), ParameterInvalid)
@@ -211,7 +211,7 @@ def test_lines_are_bounded_and_the_rest_is_counted(stage: Stage, caplog: pytest.
         stage.send(queue, "x") for queue, some in zip(queues, (LINES_MAX + 7, 2, 1), strict=True) for _ in range(some)
     ]
     caplog.clear()
-    set_apart(stage, queues[0], *sent)
+    quarantine(stage, queues[0], *sent)
     lines = [record.getMessage() for record in caplog.records]
     assert [text.endswith("only counted") for text in lines] == [False] * (LINES_MAX - 1) + [True]
     caplog.clear()

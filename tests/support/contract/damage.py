@@ -13,7 +13,7 @@ class TestDamage:
     """Damage."""
 
     @pytest.mark.parametrize("leased", [False, True])
-    def test_a_damaged_message_is_set_aside_with_an_event(self, stage: Stage, leased: bool) -> None:
+    def test_a_damaged_message_is_quarantined_with_an_event(self, stage: Stage, leased: bool) -> None:
         queue = stage.create()
         damaged = stage.send(queue, "damaged")
         handle = stage.take(queue, lease_us=SECOND_US).handle if leased else ""

@@ -379,7 +379,7 @@ class TestMoves:
         assert stage.counts(dead) == (0, 0, 0)
         _balanced(stage)
 
-    def test_a_damaged_message_is_set_apart_and_the_others_move(self, stage: Stage) -> None:
+    def test_a_damaged_message_is_quarantined_and_the_others_move(self, stage: Stage) -> None:
         queue, dead = _dead_letters(stage, 3)
         damaged = stage.peek(dead)[1].sequence
         stage.store.close()

@@ -1,4 +1,4 @@
-"""Routes of messages: where one is and what it holds, its trace, and the damaged ones that the store set apart; and of
+"""Routes of messages: where one is and what it holds, its trace, and the damaged ones in quarantine; and of
 jobs, which act on many: start, list, show, cancel; and the list of SQS's move tasks.
 
 Strategy: a job is a row of the store, so starting and cancelling are commands that act once (api/operator.py), and the

@@ -104,7 +104,7 @@ class AdminAccess(Protocol):
         ...
 
     def quarantined(self, account: str, region: str | None, prefix: str, *, bodies: bool) -> Iterator[dict[str, Any]]:
-        """Damaged messages that these queues set apart, by sequence; account `*` means all."""
+        """Damaged messages of these queues in quarantine, by sequence; account `*` means all."""
         ...
 
     def messages(self, queue: QueueKey, wanted: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -3,8 +3,8 @@
 Strategy: a server that holds the directory, or that `--admin` names, does the work on a thread of its own. Of a
 directory that nobody holds, one committed state is read through a read-only connection. `check --repair` writes what
 can be had of a damaged directory into a new one. A repair is a success (code 0) only if everything that was
-acknowledged is in its place. If anything is missing, in doubt, set apart or exported, the new directory is there all
-the same, and the code is 1.
+acknowledged is in its place. If anything is missing, in doubt, in quarantine or exported, the new directory is there
+all the same, and the code is 1.
 """
 
 import json

@@ -1,10 +1,10 @@
 """Commands on messages: send, receive, peek, extend and delete; `veilmq quarantine`: list, export and drop the damaged
-ones that the store set apart; and `veilmq jobs`: bulk acts on what a filter matches, carried out by the server.
+ones in it; and `veilmq jobs`: bulk acts on what a filter matches, carried out by the server.
 
 Strategy: functions of the context (`Asked`), to which the package adds the common options. `send --lines` sends in
 batches, and says how many were sent if it ends early. `quarantine drop --all` deletes what it listed before it asked,
-so that a message that is set apart meanwhile stays. `jobs --wait` asks for the job until it has ended; the server goes
-on if the command is interrupted.
+so that a message that is quarantined meanwhile stays. `jobs --wait` asks for the job until it has ended; the server
+goes on if the command is interrupted.
 """
 
 import json

@@ -25,7 +25,7 @@ from veilmq.store.directory import DatabaseUnusable, DataDirectory, NotOurs, hol
 from veilmq.store.log import AppendUnknown, Log, NotAppended, NotOwner
 from veilmq.store.sqlite import upkeep
 from veilmq.store.sqlite.batch import DELIVERED_BYTES_MAX, Writer
-from veilmq.store.sqlite.batch.set_apart import CopyDamaged
+from veilmq.store.sqlite.batch.quarantine import CopyDamaged
 from veilmq.store.sqlite.disk import (
     DAMAGE,
     MISMATCH,

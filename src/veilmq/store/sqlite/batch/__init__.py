@@ -28,9 +28,9 @@ from veilmq.model.settings.topic import Topics
 from veilmq.store.log import Plain
 from veilmq.store.sqlite.batch.history_index import HistoryIndex, history_end
 from veilmq.store.sqlite.batch.memtable import Memtable
+from veilmq.store.sqlite.batch.quarantine import QuarantineLog
 from veilmq.store.sqlite.batch.queues import LiveQueue, Queues
 from veilmq.store.sqlite.batch.rollups import EVENTS_MAX, Rollups
-from veilmq.store.sqlite.batch.set_apart import SetApart
 from veilmq.store.sqlite.disk import may_pass, trust_pages, verdict
 from veilmq.store.sqlite.disk.redo import INSERT_HISTORY, INSERT_MEMTABLE, UPDATE_MARK, Entry, Redo, apply_log, entry_of
 from veilmq.store.sqlite.disk.redo.file import note_size
@@ -98,7 +98,7 @@ class Writer:
         self.refusal: DiskLow | StoreFailed | None = None
         """Why sends and creates are refused (space.py): answer with copies. None: they are not."""
         self.events: list[Event] = []
-        self.set_apart = SetApart()
+        self.quarantined = QuarantineLog()
         self.gives_up: Callable[[str], bool] | None = None
         self.wrote = False
         self.returned = 0
@@ -141,7 +141,7 @@ class Writer:
         self.now = Instant(max(now, self.mark.clock))
         self.wrote, self.events = False, []
         self.returned = self.detours = 0
-        self.set_apart.pending.clear()
+        self.quarantined.pending.clear()
         self.memtable.begin_batch()
         self._touched, self._undo = {}, []
         self._last_key = self._last_origin = None
@@ -227,8 +227,8 @@ class Writer:
         self.last_commit.note(self.mark.offset, self.mark.clock)
         self.rollups.note(self.events)
         self.open = False
-        if self.set_apart.pending:
-            self.set_apart.report(self.now)
+        if self.quarantined.pending:
+            self.quarantined.report(self.now)
 
     def _commit_entry(self, entry: Entry, record: bytes) -> None:
         if self._log is not None:

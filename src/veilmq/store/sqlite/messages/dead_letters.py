@@ -1,8 +1,8 @@
 """Messages that leave their queue without being deleted: to a dead-letter queue, by a move task, into the quarantine.
 
-Strategy: damaged messages are set apart in the quarantine, where nobody receives them, until an operator drops them.
+Strategy: damaged messages are put into the quarantine, where nobody receives them, until an operator drops them.
 Such a message keeps its row in `message`, so that its body can still be exported, but it is in no line and has no
-lease. For the counts and the books it has left its queue when it was set apart; dropping it changes neither.
+lease. For the counts and the books it has left its queue when it was quarantined; dropping it changes neither.
 """
 
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ from veilmq.model.messages import id_text
 from veilmq.model.outcomes import Deleted, Outcome
 from veilmq.model.settings.topic import is_hidden
 from veilmq.store.sqlite.batch import Writer
+from veilmq.store.sqlite.batch.quarantine import CopyDamaged, Damaged
 from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, LiveQueue
-from veilmq.store.sqlite.batch.set_apart import CopyDamaged, Damaged
 from veilmq.store.sqlite.disk.rows import (
     INSERT_LEASE,
     INSERT_MESSAGE,
@@ -32,7 +32,7 @@ from veilmq.store.sqlite.messages import MANY, Place, event_of, numbers, read_st
 from veilmq.store.sqlite.messages.groups import is_grouped, join
 from veilmq.store.sqlite.messages.sends import detail_of
 
-_SET_APART: Final = (
+_OUT_OF_LINE: Final = (
     "UPDATE message SET line = priority, in_line = 0, "
     + ", ".join(f"{column} = CAST({column} AS TEXT)" for column in ("sender", "group_id", "type"))
     + ", "
@@ -48,7 +48,7 @@ _FIND: Final = (
 
 
 def quarantine(writer: Writer, queue: LiveQueue, place: Place) -> None:
-    """Set apart a message whose body does not match its MD5, or of which anything else cannot be read: nobody receives
+    """Quarantine a message whose body does not match its MD5, or of which anything else cannot be read: nobody receives
     it, others are not held up, and the log, `veilmq check` and the metrics report it. Raises CopyDamaged: see
     `Options.gives_up`."""
     if writer.gives_up is not None and writer.gives_up(f"message {id_text(place.id)} is damaged"):
@@ -57,11 +57,11 @@ def quarantine(writer: Writer, queue: LiveQueue, place: Place) -> None:
     place.group, place.type = as_text(place.group), as_text(place.type)
     if place.leased:
         writer.write("DELETE FROM lease WHERE sequence = ?", (place.sequence,))
-    writer.write(_SET_APART, (place.sequence,))
+    writer.write(_OUT_OF_LINE, (place.sequence,))
     writer.write("INSERT INTO quarantine VALUES (?, ?, ?)", (place.sequence, queue.generation, writer.now))
     uncount(queue, place)
     writer.events.append(event_of(Kind.QUARANTINED, writer.now, queue, writer.origin(SERVER), place))
-    writer.set_apart.pending.append(Damaged(queue.key, place.id, place.sent))
+    writer.quarantined.pending.append(Damaged(queue.key, place.id, place.sent))
 
 
 def drop_quarantined(writer: Writer, command: DropQuarantined) -> Outcome:

@@ -23,15 +23,16 @@ from veilmq.store.sqlite.upkeep.rollups import ROW_BYTES
 
 _LIVE: Final = "(SELECT generation FROM queue WHERE deleted IS NULL)"
 _FIFO: Final = f"(SELECT generation FROM queue WHERE deleted IS NULL AND substr(name, -5) = '{FIFO_SUFFIX}')"
-_APART: Final = "(SELECT sequence FROM quarantine)"
+_QUARANTINE: Final = "(SELECT sequence FROM quarantine)"
 _GROUPED: Final = (
-    f"group_id IS NOT NULL AND sequence NOT IN {_APART} AND (generation IN {_FIFO} OR priority = {PRIORITY_DEFAULT})"
+    f"group_id IS NOT NULL AND sequence NOT IN {_QUARANTINE}"
+    f" AND (generation IN {_FIFO} OR priority = {PRIORITY_DEFAULT})"
 )
 _LINES: Final = (
     f"UPDATE message SET priority = {PRIORITY_DEFAULT} WHERE priority NOT BETWEEN 1 AND {PRIORITY_MAX}",
     f"UPDATE message SET line = priority WHERE line <> priority AND NOT ({_GROUPED})",
     "UPDATE message SET in_line = 1 WHERE in_line NOT IN (0, 1)",
-    f"UPDATE message SET in_line = 0 WHERE sequence IN {_APART}",
+    f"UPDATE message SET in_line = 0 WHERE sequence IN {_QUARANTINE}",
     "DELETE FROM message_group WHERE (generation, name) NOT IN"
     f" (SELECT generation, group_id FROM message WHERE {_GROUPED})",
     "INSERT OR IGNORE INTO message_group"
@@ -42,7 +43,7 @@ _LINES: Final = (
     f" AND g.name = message.group_id) WHERE {_GROUPED}",
 )
 _LEASES: Final = (
-    f"DELETE FROM lease WHERE sequence NOT IN (SELECT sequence FROM message) OR sequence IN {_APART}",
+    f"DELETE FROM lease WHERE sequence NOT IN (SELECT sequence FROM message) OR sequence IN {_QUARANTINE}",
     "UPDATE lease SET hidden = 0, due = :now, attempt = 0, rotation = max(rotation, 0), first = NULL, ending = 0,"
     " failure = NULL WHERE hidden NOT IN (0, 1) OR attempt < 0 OR rotation < 0 OR (attempt > 0) <> (first IS NOT NULL)",
     "UPDATE lease SET hidden = 0, due = :now, ending = 0 WHERE due > :latest",
@@ -50,7 +51,7 @@ _LEASES: Final = (
     " WHERE m.sequence = lease.sequence)",
     "INSERT INTO lease (sequence, generation, line, in_line, hidden, due, attempt, rotation, granted, first, origin)"
     " SELECT sequence, generation, line, 0, 0, :now, 0, 0, sent, NULL, :server FROM message"
-    f" WHERE in_line = 0 AND sequence NOT IN {_APART} AND sequence NOT IN (SELECT sequence FROM lease)",
+    f" WHERE in_line = 0 AND sequence NOT IN {_QUARANTINE} AND sequence NOT IN (SELECT sequence FROM lease)",
     # A line's cursor is at its last leased message: what is before it without a lease is passed over.
     "WITH cursor AS (SELECT l.generation, l.line, max(max(l.sequence), ifnull(max(g.cursor), 0)) AS at FROM lease l"
     "  LEFT JOIN message_group g ON g.number = l.line WHERE l.in_line = 1 GROUP BY 1, 2"
@@ -214,7 +215,7 @@ def _make_lost_queues(salvage: Salvage) -> None:
 
 
 def _drop_failures(salvage: Salvage) -> None:
-    """Take out last errors of workers that cannot be decoded: their messages would be set apart."""
+    """Take out last errors of workers that cannot be decoded: their messages would be quarantined."""
     for sequence, packed in read(salvage.target, "SELECT sequence, failure FROM lease WHERE failure IS NOT NULL"):
         try:
             _FAILURE.decode(packed)

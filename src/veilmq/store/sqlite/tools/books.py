@@ -31,7 +31,7 @@ _MESSAGES: Final = (
     " WHERE m.sequence > ? AND m.sequence NOT IN (SELECT sequence FROM quarantine) ORDER BY m.sequence"
 )
 _QUEUES: Final = "SELECT incarnation, account, region, name, settings FROM queue WHERE deleted IS NULL"
-_APART: Final = (
+_QUARANTINE: Final = (
     "SELECT q.incarnation, count(*) FROM quarantine d JOIN queue q ON q.generation = d.generation"
     " WHERE q.deleted IS NULL GROUP BY 1"
 )
@@ -175,7 +175,7 @@ class Books:
     def __init__(self, begin: int | None) -> None:
         """begin: the offset where they begin: 0, or the begin of a complete snapshot."""
         self._balance: Counter[int] = Counter()
-        self._apart: Counter[int] = Counter()
+        self._quarantined: Counter[int] = Counter()
         """How many damaged messages are in quarantine."""
         self._begin = begin
         self._is_complete = begin == 0
@@ -197,16 +197,16 @@ class Books:
         elif kind in {Kind.DELETED, Kind.EXPIRED}:
             self._leaves(self._balance, queue, event.sequence)
         elif kind == Kind.QUARANTINED:
-            self._leaves(self._balance, queue, event.sequence, into=self._apart)
+            self._leaves(self._balance, queue, event.sequence, into=self._quarantined)
         elif kind == Kind.QUARANTINE_DROPPED:
-            self._leaves(self._apart, queue, event.sequence)
+            self._leaves(self._quarantined, queue, event.sequence)
         elif kind in {Kind.DEAD_LETTERED, Kind.MOVED}:
             self._leaves(self._balance, queue, event.sequence)
             self._balance[detail["target"]] += 1
         elif kind in {Kind.PURGED, Kind.QUEUE_DELETED}:
             # During the snapshot this count includes messages that it has not listed; all of them are gone now.
             self._balance[queue] = self._balance[queue] - detail["count"] if self._is_complete else 0
-            self._apart[queue] = 0
+            self._quarantined[queue] = 0
 
     def _leaves(self, counts: Counter[int], queue: int, sequence: int | None, into: Counter[int] | None = None) -> None:
         """A message left. What the snapshot has not reached it will list where it is then, or not at all, so that one
@@ -225,9 +225,9 @@ class Books:
             self._is_complete = True
         elif detail["part"] == Part.MESSAGES and queue is not None:
             held = msgspec.convert(detail["messages"], list[HeldMessage])
-            apart = sum(message.quarantined is not None for message in held)
-            self._balance[queue] += len(held) - apart
-            self._apart[queue] += apart
+            quarantined = sum(message.quarantined is not None for message in held)
+            self._balance[queue] += len(held) - quarantined
+            self._quarantined[queue] += quarantined
             self._reached = max(self._reached, held[-1].sequence)
 
     def differences(self, connection: apsw.Connection, unflushed: Sequence[Unflushed]) -> Iterator[str]:
@@ -240,9 +240,9 @@ class Books:
         queues = incarnations(connection)
         live.update(queues[each.row.generation] for each in unflushed if each.row.generation in queues)
         names = dict(connection.execute("SELECT incarnation, account || '/' || region || '/' || name FROM queue"))
-        set_apart: list[tuple[Any, ...]] = connection.execute(_APART).fetchall()
-        apart: Counter[int] = Counter(dict(set_apart))
-        for what, expected, found in (("holds", self._balance, live), ("has in quarantine", self._apart, apart)):
+        rows = connection.execute(_QUARANTINE).fetchall()
+        kept: Counter[int] = Counter(dict(rows))
+        for what, expected, found in (("holds", self._balance, live), ("has in quarantine", self._quarantined, kept)):
             for queue in sorted(expected.keys() | found.keys()):
                 if expected[queue] != found[queue]:
                     name = names.get(queue, f"number {queue}")

@@ -1,6 +1,6 @@
-"""Logs the damaged messages that a batch set apart: an ERROR line each, at most `LINES_MAX` a minute.
+"""Logs the damaged messages that a batch put into quarantine: an ERROR line each, at most `LINES_MAX` a minute.
 
-Strategy: a batch collects what it set apart, and reports it when it is committed. A batch that is rolled back reports
+Strategy: a batch collects what it quarantined, and reports it when it is committed. A batch that is rolled back reports
 nothing. A bad disk may damage a million messages: beyond the bound they are only counted, and the next line gives the
 number.
 """
@@ -25,15 +25,15 @@ class CopyDamaged(Exception):
 
 
 class Damaged(NamedTuple):
-    """A message that was set apart."""
+    """A message that was quarantined."""
 
     queue: QueueKey
     id: bytes
     sent: Instant
 
 
-class SetApart:
-    """What the open batch set apart, and how many lines were logged lately."""
+class QuarantineLog:
+    """What the open batch quarantined, and how many lines were logged lately."""
 
     def __init__(self) -> None:
         self.pending: list[Damaged] = []
@@ -42,7 +42,7 @@ class SetApart:
         self._lines = self._unsaid = 0
 
     def report(self, now: Instant) -> None:
-        """The batch is committed: log what it set apart."""
+        """The batch is committed: log what it quarantined."""
         pending, self.pending = self.pending, []
         for damaged in pending:
             if now - self._window >= WINDOW_US:
