@@ -238,7 +238,7 @@ def test_jobs_are_started_shown_listed_and_cancelled(veilmq: Run, monkeypatch: p
         raise KeyboardInterrupt
 
     veilmq("send", "other", "four")
-    monkeypatch.setattr("veilmq.cli.remote.messages.time", SimpleNamespace(sleep=interrupt))
+    monkeypatch.setattr("veilmq.cli.remote.messages.jobs.time", SimpleNamespace(sleep=interrupt))
     left = veilmq("jobs", "start", "delete", "other", "--yes", "--wait")
     (job, *_) = veilmq("jobs", "list", "--json").json
     assert (left.code, f"job {job['id']} has not ended: " in left.err) == (130, True)

@@ -21,22 +21,17 @@ import typer
 
 from veilmq.cli.failures import Exit, Failure
 from veilmq.cli.remote.messages import (
-    cancel_job,
     delete,
-    drop_quarantined,
     drop_template,
-    export_quarantined,
     extend,
     keep_template,
-    list_jobs,
-    list_quarantined,
     list_templates,
     peek,
     receive,
     send,
-    show_job,
-    start_job,
 )
+from veilmq.cli.remote.messages.jobs import cancel_job, list_jobs, show_job, start_job
+from veilmq.cli.remote.messages.quarantine import drop_quarantined, export_quarantined, list_quarantined
 from veilmq.cli.remote.queues import (
     cancel_move,
     change_queue,
