@@ -52,8 +52,8 @@ from veilmq.store.sqlite.raw.free_list import free_pages
 from veilmq.store.sqlite.raw.logs import NO_WAL, Frame, Log, Wal, read_log, read_wal
 from veilmq.store.sqlite.repair import Export, Repair
 from veilmq.store.sqlite.repair.salvage import NUMBER_MAX, Salvage
+from veilmq.store.sqlite.repair.salvage.tables import EVENTS, Backup, read
 from veilmq.store.sqlite.repair.settle import server, settle
-from veilmq.store.sqlite.repair.tables import EVENTS, Backup, read
 from veilmq.store.sqlite.settings.queue_commands import recorded_settings
 from veilmq.store.sqlite.tools.backup import made, renew
 from veilmq.store.sqlite.tools.books import Recorded, listed

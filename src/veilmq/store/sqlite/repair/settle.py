@@ -16,7 +16,7 @@ from veilmq.store.sqlite.batch.queues import SETTINGS_DECODER, SETTINGS_ENCODER
 from veilmq.store.sqlite.batch.rollups import HOUR_PERIODS, HOURS, MINUTES, PERIOD_SHIFT
 from veilmq.store.sqlite.messages.groups import FIRST_OF_FIFO, FIRST_OF_TENANT
 from veilmq.store.sqlite.repair.salvage import STRAYS, Salvage
-from veilmq.store.sqlite.repair.tables import read
+from veilmq.store.sqlite.repair.salvage.tables import read
 from veilmq.store.sqlite.tools import HIDDEN_US_MAX
 from veilmq.store.sqlite.tools.books import KEY_PARTS, incarnations
 from veilmq.store.sqlite.upkeep.rollups import ROW_BYTES

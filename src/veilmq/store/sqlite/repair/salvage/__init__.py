@@ -20,7 +20,7 @@ from veilmq.store.sqlite.raw import Accepts, Gap, Image, Row, Values, leaf_rows,
 from veilmq.store.sqlite.raw.free_list import free_pages
 from veilmq.store.sqlite.raw.logs import Frame, is_whole, mended_message
 from veilmq.store.sqlite.repair import Export, MissingMessage, Repair
-from veilmq.store.sqlite.repair.tables import EVENTS, JOURNAL, Backup, Table, accepts_schema, read, tables
+from veilmq.store.sqlite.repair.salvage.tables import EVENTS, JOURNAL, Backup, Table, accepts_schema, read, tables
 from veilmq.store.sqlite.tools.backup import OWN
 from veilmq.store.sqlite.tools.books import Entered, Facts, Recorded, entered, incarnations
 
