@@ -41,6 +41,7 @@ from veilmq.store.sqlite.batch import queues
 from veilmq.store.sqlite.batch.queues import OrderedNames
 from veilmq.store.sqlite.leases.claims import DETOURS_MAX, DETOURS_MIN, DETOURS_OF_BATCH
 from veilmq.store.sqlite.leases.expiry import RETURNS_MIN, RETURNS_OF_BATCH
+from veilmq.store.sqlite.loading import load_queues
 from veilmq.store.sqlite.store import SqliteStore
 from veilmq.store.sqlite.upkeep import LOOKS_MAX
 from veilmq.store.sqlite.upkeep.jobs import move_tasks
@@ -165,7 +166,7 @@ def test_bounds_that_fall_and_fall_are_forgotten_but_for_the_last(stage: Stage, 
 def test_opening_takes_no_statement_a_queue(stage: Stage) -> None:
     def taken() -> int:
         with statements(connection_of(stage)) as run:
-            queues.load(connection_of(stage))
+            load_queues(connection_of(stage))
         return len(run)
 
     few = taken()

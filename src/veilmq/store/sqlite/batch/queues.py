@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heappush
 from typing import Final
 
-import apsw
 import msgspec
 
 from veilmq.model.instant import FOREVER, Instant
@@ -90,9 +89,6 @@ STALE_MAX: Final = 4_096
 """Entries that a heap of bounds may have beyond two per queue before it is rebuilt."""
 PRIORITY_LINES_MAX: Final = PRIORITY_MAX
 """A line up to this number is a priority's; one with a higher number is a group's (groups.py)."""
-_NEXT_WITH_GROUPS: Final = (
-    "SELECT min(generation) FROM message_group INDEXED BY message_group_name WHERE generation > ?"
-)
 FIRST_DUE: Final = "SELECT min(due) FROM lease INDEXED BY lease_hidden WHERE generation = ? AND hidden = 1"
 
 
@@ -400,82 +396,3 @@ class Queues:
             self.due.push(queue.next_due, queue.incarnation)
         if queue.next_expiry < FOREVER:
             self.expiry.push(queue.next_expiry, queue.incarnation)
-
-
-def load(connection: apsw.Connection) -> Queues:
-    """Rebuild everything from the tables: one scan of the narrow indexes, without reading a body."""
-    queues = Queues()
-    by_generation: dict[int, LiveQueue] = {}
-    rows = connection.execute(
-        "SELECT incarnation, account, region, name, generation, created, modified, purged, settings"
-        " FROM queue WHERE deleted IS NULL"
-    )
-    alike: dict[bytes, QueueSettings] = {}
-    for incarnation, account, region, name, generation, created, modified, purged, packed in rows:
-        settings = alike.get(packed)
-        if settings is None:
-            settings = alike[packed] = SETTINGS_DECODER.decode(packed)
-        queue = LiveQueue(QueueKey(account, region, name), incarnation, generation, created, settings)
-        queue.modified, queue.purged = modified, purged
-        queues.add(queue)
-        by_generation[generation] = queue
-    for generation, line, count in connection.execute(
-        "SELECT generation, line, count(*) FROM message INDEXED BY message_line"
-        " WHERE in_line = 1 AND line <= ? GROUP BY generation, line", (PRIORITY_LINES_MAX,)
-    ):  # fmt: skip
-        if generation in by_generation:
-            by_generation[generation].ready[line] = count
-            by_generation[generation].visible += count
-    _load_groups(connection, queues, by_generation)
-    _load_leases(connection, by_generation)
-    for queue in by_generation.values():
-        if queue.delayed or queue.in_flight:
-            found = connection.execute(FIRST_DUE, (queue.generation,)).get
-            queues.lower_due(queue, found)
-        if queue.visible or queue.delayed or queue.in_flight:
-            queue.next_expiry = Instant(0)
-    queues.expiry.renew((0, queue.incarnation) for queue in by_generation.values() if not queue.next_expiry)
-    return queues
-
-
-def _load_groups(connection: apsw.Connection, queues: Queues, by_generation: dict[int, LiveQueue]) -> None:
-    """Count all messages of groups as visible; `_load_leases` subtracts those that are not."""
-    generation = 0
-    while (generation := connection.execute(_NEXT_WITH_GROUPS, (generation,)).get) is not None:
-        queue = by_generation.get(generation)
-        if queue is None:
-            continue
-        if queue.groups is None:
-            queue.groups = Groups(queue, queues.stale_groups)
-        for index, in_line in (("message_line", 1), ("message_aside", 0)):
-            queue.visible += connection.execute(
-                f"SELECT count(*) FROM message INDEXED BY {index}"
-                f" WHERE generation = ? AND in_line = {in_line} AND line > {PRIORITY_LINES_MAX}",
-                (generation,),
-            ).get
-
-
-def _load_leases(connection: apsw.Connection, by_generation: dict[int, LiveQueue]) -> None:
-    """A message with a lease row does not wait in its line: the line's cursor is at or beyond it, or it is aside. The
-    messages of all groups are counted as one line."""
-    of_groups = PRIORITY_LINES_MAX + 1
-    for generation, line, in_line, hidden, received, count, last in connection.execute(
-        "SELECT generation, min(line, ?), in_line, hidden, attempt > 0, count(*), max(sequence)"
-        " FROM lease GROUP BY 1, 2, 3, 4, 5", (of_groups,)
-    ):  # fmt: skip
-        if generation not in by_generation:
-            continue
-        queue = by_generation[generation]
-        if in_line or line == of_groups:
-            queue.visible -= count
-        if in_line and line < of_groups:
-            queue.cursors[line] = max(queue.cursors.get(line, 0), last)
-            queue.ready[line] -= count
-        if not hidden:
-            queue.returned += count
-            queue.visible += count
-        elif received:
-            queue.in_flight += count
-            queue.grouped += count if line == of_groups else 0
-        else:
-            queue.delayed += count
