@@ -26,7 +26,7 @@ from botocore.credentials import Credentials
 from botocore.exceptions import ClientError, EndpointConnectionError, HTTPClientError
 from joserfc.jwk import ECKey
 from tests.cli.conftest import WAIT_S, Run, Serve
-from tests.server.test_listener_tls import CERTIFICATE, KEY
+from tests.support.certificate import CERTIFICATE, PRIVATE_KEY
 from tests.support.ports import kept_ports
 from tests.support.sqlite import read_events
 
@@ -414,7 +414,7 @@ def test_a_store_that_fails_ends_the_server_with_its_own_code(serve: Serve) -> N
 def test_tls_is_on_every_port(serve: Serve, tmp_path: Path, loop: dict[str, str]) -> None:
     certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     certificate.write_text(CERTIFICATE)
-    key.write_text(KEY)
+    key.write_text(PRIVATE_KEY)
     server = serve("--tls-cert", str(certificate), "--tls-key", str(key), **loop).ready()
     trust = ssl.create_default_context(cafile=str(certificate))
     for url in (server.admin + "/health/live", server.url + "/?Action=ListQueues"):
@@ -430,7 +430,7 @@ def test_a_handshake_that_never_comes_is_dropped_by_the_admin_port(
 ) -> None:
     certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     certificate.write_text(CERTIFICATE)
-    key.write_text(KEY)
+    key.write_text(PRIVATE_KEY)
     server = serve("--tls-cert", str(certificate), "--tls-key", str(key), **loop).ready()
     address = urlsplit(server.admin)
     with socket.create_connection((address.hostname, address.port), timeout=2 * HEAD_S) as silent:
@@ -443,7 +443,7 @@ def test_connections_in_their_handshake_are_counted_at_the_admin_port(serve: Ser
     """Else strangers take the open files that the data ports need."""
     certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     certificate.write_text(CERTIFICATE)
-    key.write_text(KEY)
+    key.write_text(PRIVATE_KEY)
     server = serve("--tls-cert", str(certificate), "--tls-key", str(key)).ready()
     address = urlsplit(server.admin)
     with ExitStack() as opened:

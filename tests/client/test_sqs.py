@@ -1,10 +1,9 @@
 """The sqs adapter through boto3: against a real server that checks signatures, and against one that breaks the way."""
 
 import math
-import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import boto3
 import pytest
 from botocore.config import Config
 from msgspec.structs import replace
+from tests.support.broken_server import HANG_UP, BrokenServer, answer
 
 from veilmq.client.adapters.sqs import SqsAccount, SqsQueue
 from veilmq.client.clock import SYSTEM
@@ -370,47 +370,6 @@ def test_an_account_leaves_the_users_client_as_it_was(client: Any, queue: SqsQue
     assert client.get_queue_url(QueueName=queue.name)["QueueUrl"] == queue.url
 
 
-class Wall:
-    """A server that takes a request and does what the test says."""
-
-    def __init__(self, steps: list[Callable[[socket.socket], None]]) -> None:
-        self.requests = 0
-        self._steps = steps
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-        if not steps:
-            self._listener.close()
-        self._thread = threading.Thread(target=self._serve)
-        self._thread.start()
-
-    def _serve(self) -> None:
-        """Nobody listens any more once the last connection is accepted: what comes after it is always refused."""
-        for number, step in enumerate(self._steps, 1):
-            connection, _ = self._listener.accept()
-            if number == len(self._steps):
-                self._listener.close()
-            with connection:
-                connection.recv(65536)
-                self.requests += 1
-                step(connection)
-
-    def close(self) -> None:
-        self._thread.join(30)
-        assert not self._thread.is_alive()
-
-
-def hang_up(connection: socket.socket) -> None:
-    pass
-
-
-def fail(connection: socket.socket) -> None:
-    connection.sendall(b"HTTP/1.1 500 X\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
-
-
-def garble(connection: socket.socket) -> None:
-    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\nConnection: close\r\n\r\n<html>")
-
-
 def queue_at(url: str, attempts: int) -> SqsQueue:
     account = SqsAccount(client_of(url, attempts=attempts, connect_timeout=2))
     return SqsQueue(account, account._calls, "q", f"{url}/111111111111/q")
@@ -421,23 +380,21 @@ def queue_at(url: str, attempts: int) -> SqsQueue:
     [
         ([], 1, TransportError, False),
         ([], 2, TransportError, False),
-        ([hang_up], 1, TransportError, True),
-        ([hang_up], 2, TransportError, True),
-        ([fail], 2, TransportError, True),
-        ([garble], 1, TransportError, True),
-        ([fail], 1, ServiceError, None),
+        ([HANG_UP], 1, TransportError, True),
+        ([HANG_UP], 2, TransportError, True),
+        ([answer(500)], 2, TransportError, True),
+        ([answer(200, b"<html>")], 1, TransportError, True),
+        ([answer(500)], 1, ServiceError, None),
     ],
 )
-def test_what_may_have_happened(
-    steps: list[Callable[[socket.socket], None]], attempts: int, error: type[Exception], doubt: bool | None
-) -> None:
+def test_what_may_have_happened(steps: list[bytes], attempts: int, error: type[Exception], doubt: bool | None) -> None:
     """After the steps nobody listens: the last of boto3's own attempts is refused, and does not tell of the first."""
-    wall = Wall(steps)
-    queue = queue_at(wall.url, attempts)
+    server = BrokenServer(steps)
+    queue = queue_at(server.url, attempts)
     with pytest.raises(error) as failed:
         queue.send("x")
-    wall.close()
-    assert wall.requests == len(steps)
+    server.close()
+    assert server.requests == len(steps)
     if isinstance(failed.value, TransportError):
         assert failed.value.may_have_happened is doubt
     else:
@@ -446,11 +403,11 @@ def test_what_may_have_happened(
 
 
 def test_doubts_of_one_call_are_not_of_the_next() -> None:
-    wall = Wall([hang_up])
-    queue = queue_at(wall.url, 1)
+    server = BrokenServer([HANG_UP])
+    queue = queue_at(server.url, 1)
     with pytest.raises(TransportError) as first:
         queue.send("x")
-    wall.close()
+    server.close()
     with pytest.raises(TransportError) as second:
         queue.send("x")
     assert (first.value.may_have_happened, second.value.may_have_happened) == (True, False)
@@ -462,25 +419,18 @@ def test_a_batch_whose_way_breaks_says_of_each_entry_what_may_have_happened() ->
         + b",".join(b'{"Id":"%d","MessageId":"m","MD5OfMessageBody":"x"}' % number for number in range(9))
         + b'],"Failed":[]}'
     )
-
-    def nine_of_ten(connection: socket.socket) -> None:
-        connection.sendall(
-            b"HTTP/1.1 200 OK\r\nContent-Type: application/x-amz-json-1.0\r\nContent-Length: %d\r\n"
-            b"Connection: close\r\n\r\n%b" % (len(ok), ok)
-        )
-
-    wall = Wall([nine_of_ten, hang_up])
-    results = queue_at(wall.url, 1).send_batch(["x"] * 25)
-    wall.close()
+    server = BrokenServer([answer(200, ok, "Content-Type: application/x-amz-json-1.0"), HANG_UP])
+    results = queue_at(server.url, 1).send_batch(["x"] * 25)
+    server.close()
     assert all(isinstance(result, Sent) for result in results[:9])
     doubts = [result.may_have_happened for result in results[9:] if isinstance(result, TransportError)]
     assert doubts == [True] * 11 + [False] * 5
 
 
 def test_a_batch_of_which_nothing_happened_raises() -> None:
-    wall = Wall([])
-    queue = queue_at(wall.url, 1)
-    wall.close()
+    server = BrokenServer([])
+    queue = queue_at(server.url, 1)
+    server.close()
     for call in (
         lambda: queue.send_batch(["x"] * 25),
         lambda: queue.delete_batch(["h"] * 25),

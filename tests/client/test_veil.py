@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from urllib.request import urlopen
 
 import pytest
+from tests.support.certificate import CERTIFICATE, PRIVATE_KEY
 
 from veilmq.client.adapters.veil import VeilAccount
 from veilmq.client.clock import SYSTEM
@@ -54,27 +55,6 @@ id = "222222222222"
 [[account.key]]
 id = "{OTHER}"
 secret = "{SECRET}"
-"""
-# Self-signed for localhost and 127.0.0.1, for a hundred years; made for the tests and used nowhere else.
-CERTIFICATE = """\
------BEGIN CERTIFICATE-----
-MIIBmzCCAUGgAwIBAgIUU7DggnQZS0CDddy9jclYdMfJ9A0wCgYIKoZIzj0EAwIw
-FDESMBAGA1UEAwwJbG9jYWxob3N0MCAXDTI2MTEyMTAxNTY0M1oYDzIxMjYxMDI4
-MDE1NjQzWjAUMRIwEAYDVQQDDAlsb2NhbGhvc3QwWTATBgcqhkjOPQIBBggqhkjO
-PQMBBwNCAARd+dJmLPNeQe4lUfqK8ez1C1+EdcroPIHyECWW02Br5M5jLi6jxqvX
-0cZ6NL1T+tEE8aoQOzzBV5IUFHNvSHoIo28wbTAdBgNVHQ4EFgQU/2yiw3LqIYFB
-t4++FlfzA4uzpCQwHwYDVR0jBBgwFoAU/2yiw3LqIYFBt4++FlfzA4uzpCQwDwYD
-VR0TAQH/BAUwAwEB/zAaBgNVHREEEzARgglsb2NhbGhvc3SHBH8AAAEwCgYIKoZI
-zj0EAwIDSAAwRQIgNoUyUviKNzE0kKWD9B+6Lr6q0oyUPlh/Ft/UzWLma3kCIQD/
-v3OsfpanApciwKms8RXtxXq8IHFw1OBQ+tJQ8tmcow==
------END CERTIFICATE-----
-"""
-PRIVATE_KEY = """\
------BEGIN PRIVATE KEY-----
-MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgwYlLBWFwT6yDNLVd
-piv+GSw6Ymz/zxlbQgfEEpT29KqhRANCAARd+dJmLPNeQe4lUfqK8ez1C1+Edcro
-PIHyECWW02Br5M5jLi6jxqvX0cZ6NL1T+tEE8aoQOzzBV5IUFHNvSHoI
------END PRIVATE KEY-----
 """
 
 

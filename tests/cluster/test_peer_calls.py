@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.server.test_listener_tls import CERTIFICATE, KEY
+from tests.support.certificate import CERTIFICATE, PRIVATE_KEY
 from tests.support.clock import EPOCH
 from tests.support.contract.stage import TESTER, bodies, expect, refused, sending
 from tests.support.peers import (
@@ -133,7 +133,7 @@ async def test_a_life_over_the_peer_port(peers: Peers) -> None:
 @on_a_loop
 async def test_tls_protects_what_is_passed_on(peers: Peers, tmp_path: Path) -> None:
     files = tmp_path / "certificate", tmp_path / "key"
-    for file, text in zip(files, (CERTIFICATE, KEY), strict=True):
+    for file, text in zip(files, (CERTIFICATE, PRIVATE_KEY), strict=True):
         file.write_text(text)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*files)

@@ -7,33 +7,13 @@ import ssl
 from pathlib import Path
 
 import pytest
+from tests.support.certificate import CERTIFICATE, PRIVATE_KEY
 
 from veilmq.protocols import Request, Response
 from veilmq.server.clock import wall
 from veilmq.server.http.exchange import Exchange
 from veilmq.server.http.tls import Certificate
 
-# Self-signed for localhost and 127.0.0.1, for a hundred years; made for these tests and used nowhere else.
-CERTIFICATE = """\
------BEGIN CERTIFICATE-----
-MIIBmzCCAUGgAwIBAgIUU7DggnQZS0CDddy9jclYdMfJ9A0wCgYIKoZIzj0EAwIw
-FDESMBAGA1UEAwwJbG9jYWxob3N0MCAXDTI2MTEyMTAxNTY0M1oYDzIxMjYxMDI4
-MDE1NjQzWjAUMRIwEAYDVQQDDAlsb2NhbGhvc3QwWTATBgcqhkjOPQIBBggqhkjO
-PQMBBwNCAARd+dJmLPNeQe4lUfqK8ez1C1+EdcroPIHyECWW02Br5M5jLi6jxqvX
-0cZ6NL1T+tEE8aoQOzzBV5IUFHNvSHoIo28wbTAdBgNVHQ4EFgQU/2yiw3LqIYFB
-t4++FlfzA4uzpCQwHwYDVR0jBBgwFoAU/2yiw3LqIYFBt4++FlfzA4uzpCQwDwYD
-VR0TAQH/BAUwAwEB/zAaBgNVHREEEzARgglsb2NhbGhvc3SHBH8AAAEwCgYIKoZI
-zj0EAwIDSAAwRQIgNoUyUviKNzE0kKWD9B+6Lr6q0oyUPlh/Ft/UzWLma3kCIQD/
-v3OsfpanApciwKms8RXtxXq8IHFw1OBQ+tJQ8tmcow==
------END CERTIFICATE-----
-"""
-KEY = """\
------BEGIN PRIVATE KEY-----
-MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgwYlLBWFwT6yDNLVd
-piv+GSw6Ymz/zxlbQgfEEpT29KqhRANCAARd+dJmLPNeQe4lUfqK8ez1C1+Edcro
-PIHyECWW02Br5M5jLi6jxqvX0cZ6NL1T+tEE8aoQOzzBV5IUFHNvSHoI
------END PRIVATE KEY-----
-"""
 KEY_WITH_PASSPHRASE = """\
 -----BEGIN EC PRIVATE KEY-----
 Proc-Type: 4,ENCRYPTED
@@ -56,7 +36,7 @@ def tell(request: Request, exchange: Exchange) -> None:
 def files(tmp_path: Path) -> tuple[Path, Path]:
     certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     certificate.write_text(CERTIFICATE)
-    key.write_text(KEY)
+    key.write_text(PRIVATE_KEY)
     return certificate, key
 
 
