@@ -25,7 +25,7 @@ from veilmq import connect
 from veilmq.client.errors import TransportError
 from veilmq.model.instant import DAY_US, HOUR_US, SECOND_US, Instant
 from veilmq.server.clock import wall
-from veilmq.server.http.tls import Certificate, tell_end
+from veilmq.server.http.tls import Certificate, log_end
 from veilmq.testing.local import ServerProcess
 
 WAIT_SECONDS = 20
@@ -271,7 +271,7 @@ def test_the_log_tells_when_a_certificate_ends(
 ) -> None:
     """It is good for an hour before and after now."""
     path = tmp_path / "cert.pem"
-    tell_end(path, b"some words before it\n" + make_pair("mine")[0], Instant(wall() + at))
+    log_end(path, b"some words before it\n" + make_pair("mine")[0], Instant(wall() + at))
     (record,) = caplog.records
     assert f"{record.levelname} {record.getMessage()}".startswith(said.format(path))
 
@@ -279,10 +279,10 @@ def test_the_log_tells_when_a_certificate_ends(
 def test_a_certificate_that_lasts_is_told_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "cert.pem"
     with caplog.at_level("INFO"):
-        tell_end(path, make_pair("mine", datetime.timedelta(days=30))[0], wall())
+        log_end(path, make_pair("mine", datetime.timedelta(days=30))[0], wall())
     assert f"the certificate in {path} is valid until 20" in caplog.text
     caplog.clear()
-    tell_end(path, b"no certificate", wall())
+    log_end(path, b"no certificate", wall())
     assert caplog.text == ""
 
 

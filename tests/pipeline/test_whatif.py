@@ -20,7 +20,7 @@ from veilmq.pipeline.errors import OptionInvalid
 from veilmq.pipeline.jobs.attempts import attempts
 from veilmq.pipeline.whatif import COLUMNS, KINDS, Wanted, compared, whatif
 from veilmq.pipeline.whatif.replay import Replayed, Setting, _in_turn, _together, replay
-from veilmq.pipeline.whatif.runs import CRASHES, FINISHES, RETURNS, Facts, Round, Told
+from veilmq.pipeline.whatif.runs import CRASHES, FINISHES, RETURNS, Facts, Recorded, Round
 from veilmq.testing.for_each import for_each
 
 
@@ -208,13 +208,13 @@ def test_of_a_message_that_is_never_done_little_is_kept(
     works = [Work(None, 100.0 * np.arange(39), lambda _, count: np.full(count, 5.0)),
              Work(None, [3_900.0], lambda _, count: np.full(count, 1_000.0))]  # fmt: skip
     rows, _ = sketched(works, Under(30, receives_max=5), 1)
-    draws: list[ref[Told]] = []
+    draws: list[ref[Recorded]] = []
 
-    def noted(facts: Facts, number: int) -> Told:
+    def noted(facts: Facts, number: int) -> Recorded:
         alive = [len(each._rounds) for draw in draws if (each := draw()) is not None]
         assert len(alive) <= 1
         assert max(alive, default=0) <= 101
-        told = Told(facts, facts._kinds, number)
+        told = Recorded(facts, facts._kinds, number)
         draws.append(ref(told))
         return told
 
