@@ -8,6 +8,8 @@ minutes, which a FIFO target would drop as a duplicate.
 import hashlib
 import math
 import re
+from collections.abc import Iterator
+from itertools import chain
 from typing import Final, NamedTuple
 
 import msgspec
@@ -38,47 +40,66 @@ class Difference(NamedTuple):
 
 def differences(source: Capabilities, target: Capabilities, group: str | None, *, copies: bool) -> list[Difference]:
     """What does not go over, before anything is received: of any message that has it."""
-    missing = (text for able, text in _UNCARRIED if getattr(source, able) and not getattr(target, able))
-    found = [Difference(text, True) for text in missing]
+    of_both = [_of_fields(source, target), _of_groups(source, target, group), _of_protocols(source, target)]
+    moved = "what is still delayed at the source is moved when it becomes visible"
+    return [
+        *chain.from_iterable(of_both),
+        _changed("message ids, send times and receive counts begin anew at the target"),
+        _changed("the source counts one more receive of each message" if copies else moved),
+    ]
+
+
+def _lost(text: str) -> Difference:
+    return Difference(text, is_lost=True)
+
+
+def _changed(text: str) -> Difference:
+    return Difference(text, is_lost=False)
+
+
+def _of_fields(source: Capabilities, target: Capabilities) -> Iterator[Difference]:
+    for able, text in _UNCARRIED:
+        if getattr(source, able) and not getattr(target, able):
+            yield _lost(text)
+
+
+def _of_groups(source: Capabilities, target: Capabilities, group: str | None) -> Iterator[Difference]:
     if source.native_fifo and not target.native_fifo:
-        found.append(Difference("order within a group: the target is no FIFO queue", True))
+        yield _lost("order within a group: the target is no FIFO queue")
     if source.native_fifo and target.native_fifo:
-        found.append(Difference("deduplication ids: each is replaced by one made of the source's message id", True))
+        yield _lost("deduplication ids: each is replaced by one made of the source's message id")
     if target.native_fifo and not source.native_fifo:
         whose = "a group of its own (--group NAME: one for all)" if group is None else f"the group {group}"
-        found.append(Difference(f"a message without a group gets {whose}", False))
+        yield _changed(f"a message without a group gets {whose}")
+
+
+def _of_protocols(source: Capabilities, target: Capabilities) -> Iterator[Difference]:
     if source.tags:
-        found.append(Difference("a topic's filter tags do not go over: a receive does not show them", False))
+        yield _changed("a topic's filter tags do not go over: a receive does not show them")
     if source.lease_hints:
-        found.append(Difference("senders' lease hints do not go over: a receive does not show them", False))
+        yield _changed("senders' lease hints do not go over: a receive does not show them")
     if source.protocol == "amqp":
-        text = "a body that is not UTF-8 goes over as base64, with the attribute content-encoding; headers that are"
-        found.append(Difference(f"{text} neither text, number nor bytes go over as JSON", False))
-        text = "a header named as a property that the message has, such as content_type, goes over as"
-        found.append(Difference(f"{text} header_content_type", False))
-        text = "a message_id goes over as an attribute; with message_ids=unique in FROM's URL, and only then, a FIFO"
-        found.append(Difference(f"{text} target drops what is sent twice", False))
-        found.append(Difference("a time to live counts anew: RabbitMQ does not tell how much of it is over", False))
+        yield from map(_changed, _FROM_AMQP)
     elif target.protocol == "amqp" and source.protocol == "azure":
-        found.append(Difference("a message that expires later than in 49 days never expires", False))
+        yield _changed("a message that expires later than in 49 days never expires")
     elif target.protocol == "amqp" and source.attributes:
-        found.append(Difference("numbers with a fraction or many digits go over as text, if AMQP has no type", False))
+        yield _changed("numbers with a fraction or many digits go over as text, if AMQP has no type")
     if source.protocol in _OF_SQS:
-        text = "custom attribute types (Number.int becomes Number) and X-Ray headers do not go over"
-        found.append(Difference(text, False))
+        yield _changed("custom attribute types (Number.int becomes Number) and X-Ray headers do not go over")
     if source.protocol == "azure" and target.ttl and target.protocol not in _FOR_EVER:
-        found.append(Difference("a message that never expires, or later than in 14 days, expires in 14 days", True))
+        yield _lost("a message that never expires, or later than in 14 days, expires in 14 days")
     if _body_bytes_max(target) < _body_bytes_max(source):
-        text = f"a message of more than {_body_bytes_max(target)} bytes stays at the source"
-        found.append(Difference(text, False))
-    found.append(Difference("message ids, send times and receive counts begin anew at the target", False))
-    if copies:
-        found.append(Difference("the source counts one more receive of each message", False))
-    else:
-        found.append(Difference("what is still delayed at the source is moved when it becomes visible", False))
-    return found
+        yield _changed(f"a message of more than {_body_bytes_max(target)} bytes stays at the source")
 
 
+_FROM_AMQP: Final = (
+    "a body that is not UTF-8 goes over as base64, with the attribute content-encoding; headers that are neither text,"
+    " number nor bytes go over as JSON",
+    "a header named as a property that the message has, such as content_type, goes over as header_content_type",
+    "a message_id goes over as an attribute; with message_ids=unique in FROM's URL, and only then, a FIFO target drops"
+    " what is sent twice",
+    "a time to live counts anew: RabbitMQ does not tell how much of it is over",
+)
 _UNCARRIED: Final = (
     ("attributes", "message attributes, and the message type"),
     ("groups", "message groups"),
