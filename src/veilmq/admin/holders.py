@@ -228,7 +228,7 @@ def failure_page(reader: Reader, live: LivePart, wanted: FailuresInput, *, lines
     Raises ParameterInvalid. lines: whether the caller may see what errors said."""
     span = wanted.span(live.now)
     with reader.look() as view:
-        minutes = view.rollups(live.queue.incarnation, False, span.start, span.stop - 1).found
+        minutes = view.rollups(live.queue.incarnation, span.start, span.stop - 1, hours=False).found
     minutes |= {number: each for number, each in live.minutes.items() if number in span and number not in minutes}
     found = _Sum()
     for _, rollup in sorted(minutes.items()):

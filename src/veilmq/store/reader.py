@@ -278,7 +278,7 @@ class View(Protocol):
         queues: each with its lines (the keys of `ready`), as seen on the loop."""
         ...
 
-    def rollups(self, incarnation: int, hours: bool, first: int, last: int) -> StoredRollups:
+    def rollups(self, incarnation: int, first: int, last: int, *, hours: bool) -> StoredRollups:
         """The stored rollups of minutes or hours from `first` to `last`, both by number since 1970."""
         ...
 

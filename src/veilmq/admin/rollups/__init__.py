@@ -86,10 +86,10 @@ def rollup_page(reader: Reader, live: LivePart, wanted: RollupsInput) -> dict[st
 def _found(view: View, live: LivePart, step: str, span: range) -> StoredRollups:
     """The stored rollups with those that are not stored."""
     hours, incarnation = step == "hour", live.queue.incarnation
-    stored = view.rollups(incarnation, hours, span.start, span.stop - 1)
+    stored = view.rollups(incarnation, span.start, span.stop - 1, hours=hours)
     if not live.minutes:
         return stored
-    twice = view.rollups(incarnation, False, min(live.minutes), max(live.minutes)).found
+    twice = view.rollups(incarnation, min(live.minutes), max(live.minutes), hours=False).found
     for minute in sorted(live.minutes.keys() - twice.keys()):
         period = minute // _MINUTES_AN_HOUR if hours else minute
         if period in span:
@@ -250,7 +250,7 @@ async def worst_page(reader: Reader, account: str, wanted: Wanted, now: Instant)
         for incarnation, since in seen.since.items():
             reader.worst.set_blocked_bound(incarnation, since)
         complete = complete and _is_certain(found, wanted, seen, now)
-    return _page(found, wanted, seen, complete, hour, reader)
+    return _page(reader, found, wanted, seen, hour, complete=complete)
 
 
 async def _renewed(reader: Reader, ranking: Ranking, account: str, wanted: Wanted) -> _Walked:
@@ -276,7 +276,7 @@ def worst_at_once(reader: Reader, account: str, wanted: Wanted, now: Instant) ->
         found = [(0, queue) for queue in every if account in ("*", queue.key.account) and wanted.takes(queue)]
     lines = [(queue, list(queue.ready)) for _, queue in found]
     seen = _look(reader, lines, _unstored(reader, found, wanted), now)
-    return _page(found, wanted, seen, True, reader.worst.hour, reader)
+    return _page(reader, found, wanted, seen, reader.worst.hour, complete=True)
 
 
 def _ranked(reader: Reader, ranking: Ranking, wanted: Wanted) -> _Walked | None:
@@ -339,7 +339,7 @@ def _look(reader: Reader, lines: list[tuple[QueueState, list[int]]], unstored: _
 def still_after_us(view: View, queue: QueueState, unstored: list[Rollup], now: Instant) -> int:
     """How long a group of the queue may be blocked before the queue counts as standing still."""
     hour, sum_of_all = now // HOUR_US, Rollup()
-    stored = view.rollups(queue.incarnation, True, hour - USUAL_HOURS + 1, hour).found
+    stored = view.rollups(queue.incarnation, hour - USUAL_HOURS + 1, hour, hours=True).found
     for each in (*stored.values(), *unstored):
         sum_of_all.merge(each)
     held = sum_of_all.times("holds")
@@ -357,7 +357,7 @@ def _is_certain(found: _Walked, wanted: Wanted, seen: Seen, now: Instant) -> boo
     return len(first) == wanted.asked.limit and now - first[-1] <= FOREVER - found[-1][0]
 
 
-def _page(found: _Walked, wanted: Wanted, seen: Seen, complete: bool, hour: int, reader: Reader) -> dict[str, Any]:
+def _page(reader: Reader, found: _Walked, wanted: Wanted, seen: Seen, hour: int, *, complete: bool) -> dict[str, Any]:
     asked = wanted.asked
     if asked.by == OLDEST:
         found = [(age_us, queue) for _, queue in found if (age_us := seen.ages.get(queue.incarnation)) is not None]

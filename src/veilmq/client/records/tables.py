@@ -91,14 +91,14 @@ def transactional(connect: Connect) -> Any:
     return connection
 
 
-def driver_error(connection: Any, name: str) -> type[Exception]:
-    """One of the driver's exceptions: an attribute of its module or of its connections (PEP 249).
+def driver_error(connection: Any) -> type[Exception]:
+    """The driver's own error: an attribute of its module or of its connections (PEP 249).
 
     Raises ParameterInvalid.
     """
-    found = _of_driver(connection, name) or getattr(connection, name, None)
+    found = _of_driver(connection, "Error") or getattr(connection, "Error", None)
     if not isinstance(found, type):
-        raise ParameterInvalid(parameter="connect", reason=f"its driver has no {name}: it is no DB-API driver")
+        raise ParameterInvalid(parameter="connect", reason="its driver has no Error: it is no DB-API driver")
     kind: type[Exception] = found
     return kind
 
@@ -240,7 +240,7 @@ class _OfThread(OfProcess):
     def __init__(self, connection: Any) -> None:
         self._pid = self._this()
         self.connection = connection
-        driver_error(connection, "Error")  # refuse what is no connection before asking it for the time
+        driver_error(connection)  # refuse what is no connection before asking it for the time
         self.clock = clock_of(connection)
 
     def close(self) -> None:
@@ -311,7 +311,7 @@ class TableRecords(Closing):
         self._connections = ThreadConnections(connect, owner)
         connection = self._connections.mine().connection
         self._paramstyle = paramstyle_of(paramstyle, connection)
-        self._error = driver_error(connection, "Error")
+        self._error = driver_error(connection)
         try:
             self._run(
                 f"CREATE TABLE IF NOT EXISTS {table} (name VARCHAR({_NAME_CHARACTERS_MAX}) PRIMARY KEY,"

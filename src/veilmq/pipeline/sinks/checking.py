@@ -135,13 +135,13 @@ def _check_delta(place: str, storage: dict[str, str] | None, now: float) -> Chec
     there = {each.path for each in listed if each.is_file}
     log = _read_log(store, there, version)
     missing = [
-        Missing(path, log.added.get(path, added).version, True, added.rows, added.size_bytes)
+        Missing(path, log.added.get(path, added).version, is_current=True, rows=added.rows, size_bytes=added.size_bytes)
         for path, added in current.items()
         if not _is_there(path, there)
     ]
     kept_ms = _kept_ms(table.metadata().configuration)
     missing += [
-        Missing(path, added.version, False, added.rows, added.size_bytes)
+        Missing(path, added.version, is_current=False, rows=added.rows, size_bytes=added.size_bytes)
         for path, added in log.added.items()
         if path not in current
         and not _is_explained(log.removed.get(path), log.vacuumed, now * 1_000 - kept_ms)
@@ -200,7 +200,13 @@ def _kept_ms(configuration: Mapping[str, str | None]) -> int:
 def _check_stream(place: Path) -> Checked:
     named = dict(_named_by(place / _STREAM_LOG))
     missing = [
-        Missing(str(path.relative_to(place)) if path.is_relative_to(place) else str(path), version, True, None, size)
+        Missing(
+            str(path.relative_to(place)) if path.is_relative_to(place) else str(path),
+            version,
+            is_current=True,
+            rows=None,
+            size_bytes=size,
+        )
         for path, (version, size) in named.items()
         if not path.is_file()
     ]

@@ -197,7 +197,7 @@ class Calls:
     def _exchange(self, kind: Operation, body: bytes, wait: float, report: bytes) -> tuple[Answer, bool, Signer]:
         interrupts, tried, doubt = self.interrupts, 0, False
         if self.closed:
-            raise self._is_closed(False)
+            raise self._is_closed(may_have_happened=False)
         connection = self._pool.take()
         while True:
             tried += 1
@@ -211,7 +211,7 @@ class Calls:
                 self._pool.leave(place)
             except TransportError as error:
                 if self.closed:
-                    raise self._is_closed(doubt or error.may_have_happened) from error
+                    raise self._is_closed(may_have_happened=doubt or error.may_have_happened) from error
                 timed_out = isinstance(error.__cause__, TimeoutError)
                 if fresh or timed_out:
                     self._pool.leave(place)
@@ -246,7 +246,7 @@ class Calls:
             self._parked.add(connection)
         try:
             if self.closed:  # close() may have looked before the line above
-                raise self._is_closed(False)
+                raise self._is_closed(may_have_happened=False)
             answer = connection.exchange(request, min(self._timeout, kind.seconds_max) + wait)
         except BaseException:
             connection.close()
@@ -265,7 +265,7 @@ class Calls:
             self._pool.give(connection)
         return answer
 
-    def _is_closed(self, may_have_happened: bool) -> TransportError:
+    def _is_closed(self, *, may_have_happened: bool) -> TransportError:
         return TransportError(reason=f"{self._name or 'the account'} is closed", may_have_happened=may_have_happened)
 
     def _refused(self, answer: Answer, size_bytes: int) -> VeilError:

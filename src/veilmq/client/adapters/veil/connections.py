@@ -57,11 +57,15 @@ class Answer(msgspec.Struct, gc=False):
 
     def header(self, name: bytes) -> bytes:
         """The value of a header, by its name in lower case; empty if missing."""
-        for line in self.head.split(b"\r\n")[1:]:
-            found, _, value = line.partition(b":")
-            if found.lower() == name:
-                return value.strip()
-        return b""
+        return _header(self.head, name)
+
+
+def _header(head: bytes, name: bytes) -> bytes:
+    for line in head.split(b"\r\n")[1:]:
+        found, _, value = line.partition(b":")
+        if found.lower() == name:
+            return value.strip()
+    return b""
 
 
 class Connection:
@@ -163,13 +167,13 @@ class Connection:
         else:
             length = _length_of(head)
             if length < 0:
-                return Answer(status, head, self._chunked(data[start:]), True)
+                return Answer(status, head, self._chunked(data[start:]), last=True)
         lacking = start + length - len(data)
         if lacking > 0:
             body = data[start:] + self._exactly(lacking)
         else:
             body = data[start : start + length]
-        return Answer(status, head, body, lacking < 0 or _is_last(head))
+        return Answer(status, head, body, last=lacking < 0 or _is_last(head))
 
     def _rest_of_head(self, data: bytes) -> tuple[bytes, int]:
         """At least all data up to the end of the final answer's head, and its position. Skips 1xx (RFC 9110, 15.2)."""
@@ -247,10 +251,9 @@ def _length(text: bytes) -> int:
 
 def _length_of(head: bytes) -> int:
     """The length of a body whose header is not in our own server's form; -1 for chunks."""
-    found = Answer(0, head, b"", False)
-    if found.header(b"transfer-encoding"):
+    if _header(head, b"transfer-encoding"):
         return -1
-    text = found.header(b"content-length")
+    text = _header(head, b"content-length")
     if text:
         return _length(text)
     if head[9:12] in {b"204", b"304"}:
@@ -259,7 +262,7 @@ def _length_of(head: bytes) -> int:
 
 
 def _is_last(head: bytes) -> bool:
-    return b"lose" in head and b"close" in Answer(0, head, b"", False).header(b"connection").lower()
+    return b"lose" in head and b"close" in _header(head, b"connection").lower()
 
 
 class Endpoint(NamedTuple):

@@ -272,7 +272,7 @@ class Flow:
             elif not out and hand.lane is not None:
                 # Earlier messages of its group are still to be worked, so the later ones in the queue must wait.
                 blocked.add(hand.lane)
-                self._send_back(hand.lane, more)
+                self._send_back(hand.lane, more=more)
         return todo
 
     def prepare_at_once(self, hands: Sequence[Hand]) -> bool:
@@ -311,7 +311,7 @@ class Flow:
                 blocked = blocked or not out
                 more = more and hand.before_release is not None
         if blocked and lane is not None:
-            self._send_back(lane, more)
+            self._send_back(lane, more=more)
 
     def close(self) -> None:
         """Stop taking, watching and settling."""
@@ -378,9 +378,9 @@ class Flow:
         for hand in rest:
             if self._ours(hand) and not hand.settled:
                 self._settling.settle(hand, STOPPED, 0.0)
-        self._send_back(lane, True)
+        self._send_back(lane, more=True)
 
-    def _send_back(self, lane: str, more: bool) -> None:
+    def _send_back(self, lane: str, *, more: bool) -> None:
         """Give back the waiting messages of a group.
 
         more: whether some waited before the last message was settled and still do. If not, those that wait now were

@@ -282,7 +282,7 @@ class SqliteView:
                     found[queue.incarnation] = sent
         return found
 
-    def rollups(self, incarnation: int, hours: bool, first: int, last: int) -> StoredRollups:
+    def rollups(self, incarnation: int, first: int, last: int, *, hours: bool) -> StoredRollups:
         """See `View.rollups`: an index seek for each minute or hour."""
         return history.stored(self._connection, incarnation, hours, first, last)
 
