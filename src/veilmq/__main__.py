@@ -24,7 +24,7 @@ import os  # noqa: E402
 import sys  # noqa: E402
 
 _INTERRUPTED = 130
-"""128 and the signal's number, as shells tell it."""
+"""128 and the signal's number, as shells report it."""
 
 
 def _end_at_once(number: int, _: object) -> None:

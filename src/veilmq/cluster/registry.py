@@ -200,7 +200,7 @@ def servers(session: Session) -> list[Registered]:
 
 
 def drain(session: Session, name: str, *, undo: bool = False) -> None:
-    """Want a server to own nothing, and to tell those who ask for its health that it is not ready; or end that.
+    """Want a server to own nothing, and to answer those who ask for its health that it is not ready; or end that.
 
     Raises Unfit if there is no such server, or no other that could own the queues; psycopg's errors.
     """

@@ -2,7 +2,7 @@
 checked.
 
 Strategy: what the clients did is written down for the history checker (recorded.py, which wraps any queue of the client
-library). Rounds keep the log in memory short, and tell of a loss soon. The queue stays the same, so that a message of
+library). Rounds keep the log in memory short, and report a loss soon. The queue stays the same, so that a message of
 an earlier round that comes back is seen; sends without an answer are carried over, for they may still happen. A server
 may be gone at any time, with its queue: calls that must succeed are repeated until `PATIENCE_SECONDS` have passed.
 
@@ -367,7 +367,7 @@ class Run:
                 recorded = [Recorded(queue, self._recording) for queue in queues]
                 Load(recorded, name, Random(name), stop, plan.interval, expiring=plan.expiring).run()
         except _AWAY:
-            pass  # the drain will tell
+            pass  # the drain will show it
 
     def _reach(self, name: str, accounts: list[Account], chance: Random, stop: threading.Event) -> Queue:
         found = [self._patiently(partial(account.queue, name), account, stop) for account in accounts]
@@ -416,7 +416,7 @@ class Run:
         try:
             self._create(account)
         except VeilError:
-            return  # the next attempt tells
+            return  # the next attempt shows it
         self.figures.recreated += 1
 
 

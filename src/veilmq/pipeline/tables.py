@@ -136,7 +136,7 @@ def read(spark: "SparkSession", place: Place | str) -> "DataFrame":
         if any(f"/{name}=" not in f"/{path}" for name in names for path in paths):
             return delta.read(spark, str(place.resolve()), _check_plain)
         # By itself Spark takes the columns of any one file, and other files may have more; values of a partition's
-        # columns come from the directories below the base path, if those tell them.
+        # columns come from the directories below the base path, if those have them.
         schema = StructType.fromJson(json.loads(table.schema().to_json()))
         return spark.read.schema(schema).option("basePath", str(place)).parquet(*map(literal, files))
     # Spark reads files there, and below the directories of partitions.
@@ -185,7 +185,7 @@ def compact(place: Place | str, *, files_max: int = 1) -> int:
         from deltalake import DeltaTable
 
         if offset_kept(place) is not None:
-            return 0  # the names of its files tell our readers the offsets
+            return 0  # our readers know the offsets by the names of its files
         table = DeltaTable(str(place), storage_options=delta.storage_of(str(place)))
         return _joined_delta(table)
     _check_days(place)

@@ -188,7 +188,7 @@ class Lookups:
         except (OSError, UnicodeError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             wrong = local_exhaustion_of_lookup(error) or EndpointRefused(f"{host} cannot be found: {reason}")
-        except Exception as error:  # noqa: BLE001 the thread's edge: whoever asks is told, and may ask again
+        except Exception as error:  # noqa: BLE001 the thread's edge: whoever asks gets the error, and may ask again
             wrong = local_exhaustion_of_lookup(error) or error
         try:
             loop.call_soon_threadsafe(self._answer, host, asked, found, wrong)

@@ -235,6 +235,6 @@ class RefusedWaits:
             logger.warning(text, "other queues" if named is None else named, count, limit, value)
 
     def _place(self, queue: QueueKey, limit: str) -> tuple[QueueKey | None, str]:
-        """Where the queue's receives are counted until a line tells of them."""
+        """Where the queue's receives are counted until a line reports them."""
         known = self._unreported.keys() | self._reported_s.keys()
         return (queue, limit) if (queue, limit) in known or len(known) < QUEUES_MAX else (None, limit)

@@ -35,7 +35,7 @@ class Disordered(Wrapping):
 
     def receive(self, count_max: int = 1, *, lease: float | None = None, wait: float = 0) -> list[Received]:
         """See `Queue.receive`. Returns fewer messages than exist rather than wait for neighbours. `lease` is of the
-        messages taken now; `lease_end` tells what is left of each."""
+        messages taken now; `lease_end` says what is left of each."""
         with self._lock:
             self._drop_expired()
             wanted = count_max + self.window - len(self._kept)

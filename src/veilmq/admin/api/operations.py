@@ -416,7 +416,7 @@ _TABLE: Final = (
 )
 OPERATIONS: Final = {operation.name: operation for operation in _TABLE}
 OF_MESSAGES: Final = frozenset({"send", "receive", "extend", "delete"})
-"""Operations that the history tells of each message; only with a client's id also as a command of an operator."""
+"""Operations that the history records for each message; only with a client's id also as a command of an operator."""
 
 OF_BODIES: Final = frozenset({"receive", "peek", "templates"})
 """Operations whose answer has bodies in it."""

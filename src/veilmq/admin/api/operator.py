@@ -50,7 +50,7 @@ _QUOTED: Final = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\])*)"')
 _ID: Final = re.compile(rf"[!-~]{{1,{COMMAND_ID_CHARACTERS_MAX}}}")
 _JSON: Final = msgspec.json.Encoder(order="deterministic")
 _UNRECORDED: Final = frozenset({"tags", "message"})
-"""Members that may hold anything: the history tells that they were there, but not their values."""
+"""Members that may hold anything: the history records that they were there, but not their values."""
 _COUNTED: Final = frozenset({"messages", "handles"})
 ACTIONS: Final = {
     Act.REDRIVE: Action.MOVE,

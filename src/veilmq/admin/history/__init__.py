@@ -65,7 +65,7 @@ class Scope(NamedTuple):
         return frozenset(incarnation for incarnation, name in named if self.covers(account, name))
 
     def errors(self, view: View) -> "Errors":
-        """What may be told of workers' errors: where the key may read bodies, everything."""
+        """What the key may see of workers' errors: everything, where it may read bodies."""
         if not self.bodies:
             return Errors(frozenset())
         if self.key is None:

@@ -289,7 +289,7 @@ class Feed:
     """Reads one history."""
 
     def __init__(self, history: History, shell: Shell | None) -> None:
-        """shell: tells of new events. None: nobody waits for one here."""
+        """shell: announces new events. None: nobody waits for one here."""
         self._history = history
         self._shell = shell
         self._epoch = ""

@@ -159,7 +159,7 @@ class Life(msgspec.Struct):
 
 
 def life_of(events: Sequence[EventRecord], now: Instant, *, is_complete: bool, timeout_of: TimeoutOf = unknown) -> Life:
-    """The life that these events tell; there must be at least one."""
+    """The life that these events record; there must be at least one."""
     life = Life(now=now, is_complete=is_complete, first=events[0].at, queue=events[0].queue or "")
     life.timeout_of = timeout_of
     by_attempt: dict[tuple[int | None, int | None], Lease] = {}

@@ -1,4 +1,4 @@
-"""`veilmq cluster`: makes a cluster in a PostgreSQL, shows the state of one, and tells its servers what to do."""
+"""`veilmq cluster`: makes a cluster in a PostgreSQL, shows the state of one, and commands its servers."""
 
 from __future__ import annotations
 

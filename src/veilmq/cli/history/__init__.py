@@ -182,7 +182,7 @@ def trace(
     elif found["events"]:
         from veilmq.cli.remote.tables import Run, run_table, runs
 
-        if found.get("story"):  # earlier releases tell none
+        if found.get("story"):  # earlier releases have none
             print(printable(found["story"]["sentence"]))
         run_table([Run([event]) for event in found["events"]] if everything else runs(found["events"]))
     if not found["events"]:

@@ -1,4 +1,4 @@
-"""What `veilmq bridge` does: shows what is lost, asks, runs the bridge with a bar, and tells what was done.
+"""What `veilmq bridge` does: shows what is lost, asks, runs the bridge with a bar, and prints what was done.
 
 Strategy: everything that is shown before the first receive comes from the queues' capabilities and statistics, so a dry
 run is the same code without the run. URLs may hold secrets, and are shown nowhere.

@@ -1,7 +1,7 @@
 """What `veilmq import` does: reads queues that another service has, and prints them as a queues file or creates them.
 
 Strategy: each kind of source becomes a list of `Found`: a name, a `Template`, and what of its settings nothing here
-has. A path or URL tells its kind by its form. Without --to nothing is changed: the file that is printed is what
+has. The kind of a path or URL is known by its form. Without --to nothing is changed: the file that is printed is what
 `veilmq serve --queues` takes. Sources: ElasticMQ's configuration; Azurite's `__azurite_db_queue__.json` (LokiJS) with
 its extents; GetQueueAttributes in the SQS API Reference, as `aws` prints it.
 """
@@ -54,7 +54,7 @@ _SENT_TOGETHER: Final = 100
 _BYTES_MAX: Final = {"azure": 65_536, "mns": 65_536}
 """Bytes of a message, of the protocols that have less than SQS."""
 _REASONS_MAX: Final = 10
-"""Different reasons why a queue refused messages, that are told."""
+"""Different reasons why a queue refused messages, that are printed."""
 _SECONDS: Final = {
     "VisibilityTimeout": "visibility_timeout",
     "DelaySeconds": "delay",
@@ -458,8 +458,8 @@ def _create(account: Queues, found: Sequence[Found], *, with_messages: bool) -> 
 
 
 def _send(queue: Queue, found: Found, done: _Done) -> None:
-    """Send them all but those that the queue refuses; these are counted and their reasons told. Raises TransportError,
-    when the others of its batch are counted."""
+    """Send them all but those that the queue refuses; these are counted and their reasons printed. Raises
+    TransportError, when the others of its batch are counted."""
     can = queue.capabilities
     reasons: Counter[str] = Counter()
     fitting = [

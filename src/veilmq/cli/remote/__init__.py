@@ -260,7 +260,7 @@ class Id(Enum):
 
     NEVER = 0
     IF_GIVEN = 1
-    """The history tells of each message anyhow."""
+    """The history records each message anyhow."""
     ALWAYS = 2
 
 

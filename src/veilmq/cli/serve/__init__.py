@@ -87,13 +87,13 @@ _TOKEN: Final = re.compile(rb"[!-~]{16,2048}")
 
 
 def serve(resolved: Resolved, manager: Manager) -> Exit:
-    """Serve until a signal or a failed store; tell the service manager of start and stop.
+    """Serve until a signal or a failed store; report start and stop to the service manager.
 
     Raises Failure or AcceleratorMissing if it cannot start.
     """
     settings, sockets = manager.ports(resolved.settings)
     if manager.watchdog_s is not None:
-        faulthandler.enable()  # its SIGABRT then tells where each thread hung
+        faulthandler.enable()  # its SIGABRT then shows where each thread hung
     set_up(settings.log_format, settings.log_level)
     accelerator.check()
     release = f"{veilmq.__version__} (accelerator {accelerator.status})"
@@ -379,7 +379,7 @@ def _on_signals(ended: asyncio.Event, service: Service, entry: "AdminEntry") -> 
 
 
 async def _let_a_command_end(directory: Path) -> None:
-    """A command that works on the directory itself is soon over. A server, which tells its ports, is not."""
+    """A command that works on the directory itself is soon over. A server, which writes its ports there, is not."""
     for _ in range(round(_COMMAND_SECONDS / _LOOK_SECONDS)):
         holder = holder_of(directory)
         if holder is None or holder.listeners:

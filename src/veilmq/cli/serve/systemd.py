@@ -1,4 +1,4 @@
-"""The service manager, such as systemd: told when the server is ready and alive, and perhaps the opener of its ports.
+"""The service manager, such as systemd: it learns when the server is ready and alive, and may open its ports.
 
 Strategy: sd_notify(3) is a datagram to the socket that NOTIFY_SOCKET names; sd_listen_fds(3) hands sockets over as file
 descriptors from 3 on. Both are a few lines here, so no library of systemd is needed. If nobody listens at
@@ -8,7 +8,7 @@ A socket belongs to the port of the server whose number it has: `--sqs 127.0.0.1
 address then counts, also for what an address beyond loopback needs. The manager keeps such a socket open while the
 server restarts, so its clients wait where they would be refused.
 
-The watchdog is told from the event loop: a loop that hangs is ended by the manager, and started again.
+The watchdog is notified from the event loop: a loop that hangs is ended by the manager, and started again.
 """
 
 import asyncio
@@ -39,14 +39,14 @@ class Manager(NamedTuple):
     """What it wants to hear and what it gave."""
 
     address: str | None = None
-    """Its socket: a path, or @ and an abstract name. None: nobody to tell."""
+    """Its socket: a path, or @ and an abstract name. None: nobody to notify."""
     watchdog_s: float | None = None
     """It ends a server that was silent for so long."""
     given: int = 0
     """Open sockets, as file descriptors from 3 on."""
 
     def notify(self, state: str, wait_s: float = 0.0) -> None:
-        """Tell it, if there is one. wait_s: for how long, if others have filled its queue."""
+        """Notify it, if there is one. wait_s: for how long, if others have filled its queue."""
         if not self.address:
             return
         name = f"\0{self.address[1:]}" if self.address.startswith("@") else self.address
@@ -60,7 +60,7 @@ class Manager(NamedTuple):
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Tell that the loop runs, twice in each time of the watchdog, while the body runs."""
+        """Notify that the loop runs, twice in each time of the watchdog, while the body runs."""
         task = None if self.watchdog_s is None else asyncio.create_task(self._notify_alive(self.watchdog_s / 2))
         try:
             yield

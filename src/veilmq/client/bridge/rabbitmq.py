@@ -309,7 +309,7 @@ class RabbitQueue(Closing):
         raise CapabilityMissing(capability="peek")
 
     def stats(self) -> Stats:
-        """Messages that are ready; AMQP does not tell those that others hold. Raises QueueMissing."""
+        """Messages that are ready; AMQP does not report those that others hold. Raises QueueMissing."""
         declared = self._account.do(lambda channel: channel.queue_declare(self._name, passive=True), self._name)
         return Stats(visible=declared.method.message_count)
 
@@ -363,7 +363,7 @@ def received_of(
     """A delivery as a message. A body that is no text becomes base64, and says so in an attribute.
 
     unique_ids: its message_id is its id; else that is new at each delivery. An expiration counts from now, because
-    RabbitMQ does not tell how much of it is over.
+    RabbitMQ does not report how much of it is over.
     """
     named = {name: found for name in _PROPERTIES if (found := getattr(properties, name))}
     headers = {name: value_of(value) for name, value in (properties.headers or {}).items()}

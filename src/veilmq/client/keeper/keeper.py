@@ -106,7 +106,7 @@ class LeaseKeeper(Closing, OfProcess):
     @classmethod
     def passive(cls, queue: Queue, *, clock: Clock = SYSTEM) -> Self:
         """A keeper that extends nothing by itself and starts no thread: its leases are those of the receives, until
-        their handlers extend them. It tells of a loss only when an extension is refused, in the caller's thread."""
+        their handlers extend them. It reports a loss only when an extension is refused, in the caller's thread."""
         lease = min(_USUAL.visibility_timeout, checks.queue(queue).capabilities.lease_max)
         keeper = cls(queue, visibility_timeout=lease, interval=lease / 3, minimal_life=lease / 6, clock=clock)
         keeper.renews = keeper._decisions.renews = False
@@ -407,7 +407,7 @@ class LeaseKeeper(Closing, OfProcess):
                 each()
 
     def _learn(self, call: Callable[..., object], *values: object) -> None:
-        """Tell the plan. Its errors hold nothing up."""
+        """Report to the plan. Its errors hold nothing up."""
         try:
             call(*values)
         except Exception:

@@ -257,7 +257,7 @@ class LargeMessageQueue(Wrapping):
         return _sweep(self.store, self.name, _checked_age(older_than, life), self._clock.wall())
 
     def _life_left(self, parts: HandleParts) -> float | None:
-        """What is left of a message's own time to live, which the name of its object tells; None if it has none."""
+        """What is left of a message's own time to live, which the name of its object has; None if it has none."""
         made, life = _made_and_life(parts.key or "") or (0.0, 0.0)
         return max(made + life - self._clock.wall(), 1.0) if life else None
 

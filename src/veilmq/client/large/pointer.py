@@ -250,7 +250,7 @@ def _split_aws(handle: str, store: ObjectStore) -> HandleParts:
 
 PIECE_BYTES: Final = 8 << 20
 USUAL_LEASE_SECONDS: Final = 30.0
-"""The visibility timeout of a queue that does not tell its own: SQS's, MNS's and Azure's default."""
+"""The visibility timeout of a queue that does not report its own: SQS's, MNS's and Azure's default."""
 
 STATS_SECONDS_MAX: Final = 5.0
 """How long the extension of a lease waits for the queue's visibility timeout."""

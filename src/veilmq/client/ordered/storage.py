@@ -199,7 +199,7 @@ class StateLock(OwnedStorage):
 
     Two processes that acquire it at the same instant can both believe that they hold it until one of them saves; then
     the other gets StorageLost. Storages with their own lock do not have this race. Each machine judges the expiry by
-    its own clock, because `load` and `save` tell no time.
+    its own clock, because `load` and `save` return no time.
     """
 
     def __init__(self, storage: Storage, *, clock: Clock = SYSTEM, hold_seconds: float = HOLD_SECONDS) -> None:
@@ -347,7 +347,7 @@ class ObjectStorage(OwnedStorage):
         return opened(self._files.cat_file(self._object(generation)), self._url)
 
     def _age(self, generation: int) -> float | None:
-        """Seconds since the object was written, by the store's clock; None: the store does not tell it."""
+        """Seconds since the object was written, by the store's clock; None: the store does not report it."""
         probe = f"{self._path}.{secrets.token_hex(8)}.now"
         self._files.pipe_file(probe, b"now")
         try:

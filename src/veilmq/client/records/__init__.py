@@ -340,7 +340,7 @@ class ObjectStore:
         return None if found is None else found.size_bytes
 
     def found(self, key: str) -> Found | None:
-        """The object as a listing tells it; None if it does not exist."""
+        """The object as a listing shows it; None if it does not exist."""
         path = self._path(key)
         try:
             entry = self._try("size", lambda: self._files.info(path))

@@ -118,7 +118,7 @@ class Watch(OfProcess):
 
     def admit(self, holder: Owner | None, age: float | None = None) -> None:
         """Raises StorageHeld if this process is refused. age: seconds since the holder wrote its record, by the
-        storage's clock, for storages that tell only that."""
+        storage's clock, for storages that have only that."""
         if holder is None:
             return
         now = self._now() if age is None or not holder.seconds else holder.until - holder.seconds + age
@@ -172,7 +172,7 @@ def _alive(pid: int) -> bool:
 
 
 def _place() -> str:
-    """The host's name, plus what makes a pid unique, if the system tells it."""
+    """The host's name, plus what makes a pid unique, if the system has it."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as boot:
             return f"{socket.gethostname()} {boot.read().strip()} {os.readlink('/proc/self/ns/pid')}"

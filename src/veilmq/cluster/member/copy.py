@@ -24,7 +24,7 @@ log = logging.getLogger("veilmq.cluster")
 
 
 class Watch(NamedTuple):
-    """Functions that a follower calls in its own thread, to tell what it does."""
+    """Functions that a follower calls in its own thread, to report what it does."""
 
     opened: Callable[[Follower], object] = lambda follower: None
     """The copy was opened; or it was filled anew, and now has all of the log."""

@@ -2,7 +2,7 @@
 
 Strategy: without I/O. Each side sends a `Hello` with a nonce. A proof is the HMAC-SHA256 of its role and of both hellos
 as they were sent, so that it holds for this connection alone, for these names, and in one direction. The caller proves
-itself first. Everything that can be told without the secret (another version, another cluster, oneself) is told before
+itself first. Everything that can be said without the secret (another version, another cluster, oneself) is said before
 it. Whoever refuses says why in one sentence, and closes.
 
 Before changing it: the handshake says who is at the other end, but does not protect what follows; where others can
@@ -74,7 +74,7 @@ _ANSWER: Final = msgspec.msgpack.Decoder(_Proof | _Refused)
 
 
 def refused(refusal: Refusal) -> bytes:
-    """What tells the peer."""
+    """The refusal as the peer gets it."""
     return ENCODER.encode(_Refused(refusal.reason, str(refusal)))
 
 

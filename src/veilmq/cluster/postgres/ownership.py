@@ -248,7 +248,7 @@ def raise_epoch(
 
 
 def owned_by(shard: Shard) -> NotOwner:
-    """What this server is told when another one owns the shard."""
+    """The error of this server when another one owns the shard."""
     return NotOwner(f"{shard.owner or 'another server'} owns the shard, in epoch {shard.epoch}")
 
 

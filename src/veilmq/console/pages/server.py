@@ -4,7 +4,7 @@ each client of the last hour with what it holds, how fast it is, and how often i
 failed.
 
 Strategy: settings that differ from their defaults come first. Secrets and the places of secrets are not shown, for the
-API does not tell them.
+API does not show them.
 
 Workers and failures are what `/api/v1/workers` and `/api/v1/failures` know, which filter, sort and add up; nothing is
 counted here. A cell of the page is named by the client, so that the script finds it again. Failures are not polled: to

@@ -14,7 +14,7 @@ in it?
 `clear_checkpoint`: Spark writes a log entry to a hidden file and renames it. If it is killed in between during its very
 first batch, the next start finds that file and takes the checkpoint for another query's
 (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY). Nothing was logged yet, so the file can go, unless a query is running
-there; the lock of its manifests tells.
+there: the lock of its manifests shows it.
 At another URL than `file:` it stays: only Spark reads a checkpoint there, and its lists do not show hidden files.
 
 Before changing it: docs/pipeline-drain.md explains the order of the steps.

@@ -8,7 +8,7 @@
 Strategy: a manifest is written as a whole, synced with its directory, and never changed; its offset contains its
 SHA-256. Names are never reused, so that an orphan of a crash is never mistaken for the batch that was logged. The
 directory is local, with an flock, or in an object store, with a hold (`places`): `query.json` then is in the objects of
-the hold, so saving it tells whether another process has taken over. The token begins with the number of the hold. A
+the hold, so saving it shows whether another process has taken over. The token begins with the number of the hold. A
 process that finds a manifest of a greater number is over: it removes nothing, and receives nothing more.
 
 The columns of a drained message are here too, for Arrow and for Spark. A manifest holds these and the handle, in

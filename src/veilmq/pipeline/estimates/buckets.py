@@ -2,7 +2,7 @@
 
 Strategy: a bucket is a quarter of the planner's (veilmq.estimate.survival), so that quantiles are fine and every fourth
 bound is one of the planner's. A histogram row counts leases of one queue and type that ended alike; histograms of two
-stretches of history are added by summing. Only the first lease of a message tells how long work takes: a message whose
+stretches of history are added by summing. Only the first lease of a message shows how long work takes: a message whose
 lease runs out is received again, and would count again each time (docs/decisions/0026-estimate.md). Later leases are
 counted for what leases are like today, and to see whether those messages take longer than others.
 """

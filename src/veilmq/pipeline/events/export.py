@@ -306,7 +306,7 @@ def _table(directory: Place) -> Any:
 
 def stats_of(path: Place) -> tuple[int, dict[str, Any]]:
     """How many events a file holds, and what a reader of the table skips it by: of each column the lowest and the
-    highest value, where the file tells them, and how often it is null. Raises HistoryGap."""
+    highest value, where the file has them, and how often it is null. Raises HistoryGap."""
     metadata = footer_of(path)
     found: dict[str, Any] = {"minValues": {}, "maxValues": {}, "nullCount": {}}
     groups = [metadata.row_group(each) for each in range(metadata.num_row_groups)]
@@ -324,7 +324,7 @@ def stats_of(path: Place) -> tuple[int, dict[str, Any]]:
 
 def _bounds(rows: int, stats: dict[str, Any]) -> dict[str, Any]:
     """What the log gets: the bounds of every column. deltalake takes a column without bounds for one that is always
-    null, and would skip the file for any filter on it. A file does not tell those of long texts: these are the
+    null, and would skip the file for any filter on it. A file does not have those of long texts: these are the
     widest."""
     for name in _TEXTS:
         if stats["nullCount"].get(name) != rows:

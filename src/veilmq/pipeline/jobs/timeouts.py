@@ -46,7 +46,7 @@ LEASE_LONGEST_S: Final = 43_200.0
 _PLANNED: Final = 12
 """So many other samples get a schedule of their own: that takes some milliseconds each."""
 _STUDENT: Final = 2.2
-"""Standard deviations of an interval that covers the truth in 95 of 100 cases, if so many samples tell them."""
+"""Standard deviations of an interval that covers the truth in 95 of 100 cases, if estimated from so many samples."""
 _AWAY: Final = 4.0
 """No other sample's best timeout is looked for further away than by this factor."""
 _NEAR: Final = 1.05

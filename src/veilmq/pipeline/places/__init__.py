@@ -386,7 +386,7 @@ class ObjectLock:
                 raise PlaceTaken(error.holder, "") from None
 
     def _check_store(self) -> None:
-        """A store that overwrites what it was told to create would let two processes in."""
+        """A store that overwrites what it was asked to create would let two processes in."""
         store = self._directory.store
         key = (self._directory / f".lock-{secrets.token_hex(8)}").key
         try:

@@ -42,7 +42,7 @@ _DIRECTORY_LETTERS: Final = 200
 """A name on a local disk has 255 bytes, and a key of an object store 1,024."""
 _SYNCS: Final = 16
 _NO_VALUE: Final = "__HIVE_DEFAULT_PARTITION__"
-"""How a directory's name tells null."""
+"""How a directory's name writes null."""
 _UNTAKEN: Final = re.compile(r"[\x00-\x1f\x7f\[\]^|\\]|%[0-9A-Fa-f]{2}")
 """What deltalake does not take in a local path, which it makes a URL of."""
 _CAUSE: Final = re.compile(r"\s*\n\s*(?:\x1b\[\d+m)?↳(?:\x1b\[0m)?\s*")
@@ -63,7 +63,7 @@ class Part(NamedTuple):
 
 def storage_of(path: str, given: dict[str, str] | None = None) -> dict[str, str] | None:
     """deltalake's storage options: those that were given, over what fsspec's configuration says of S3 (`FSSPEC_S3_KEY`
-    ...). None if there are none: deltalake takes what its environment tells."""
+    ...). None if there are none: deltalake takes them from its environment."""
     known = _fsspecs_of(path)
     more = known.get("client_kwargs") or {}
     endpoint = known.get("endpoint_url") or more.get("endpoint_url")
@@ -227,7 +227,7 @@ def _directory(values: Mapping[str, str | None]) -> str:
 
     A reader takes the values from the log; the names only help a human reader, and one that knows no Delta. A digest
     stands for names that a file system or store would refuse as too long, or that would say another value (Delta
-    protocol, "Partition Values": a path need not tell them).
+    protocol, "Partition Values": a path need not have them).
     """
     directory = "/".join(f"{_encoded(name)}={_NO_VALUE if v is None else _encoded(v)}" for name, v in values.items())
     if len(directory) <= _DIRECTORY_LETTERS and _NO_VALUE not in values.values():

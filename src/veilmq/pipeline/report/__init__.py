@@ -170,11 +170,11 @@ if (filter) filter.addEventListener("input", () => {{
 }});
 for (const slider of document.querySelectorAll("input[type=range]")) {{
   const places = JSON.parse(slider.dataset.places);
-  const told = slider.parentElement.querySelectorAll("output");
+  const outputs = slider.parentElement.querySelectorAll("output");
   slider.hidden = false;
   slider.addEventListener("input", () => {{
     const place = places[slider.value];
-    told.forEach((each, at) => {{ each.textContent = place[at]; }});
+    outputs.forEach((each, at) => {{ each.textContent = place[at]; }});
     slider.setAttribute("aria-valuetext", place[0]);
   }});
 }}
@@ -432,7 +432,7 @@ def _sliders(points: Any, timeouts: Any) -> str:
 
 
 def _places(rows: Any, remarks: dict[str, float]) -> tuple[list[list[str]], int]:
-    """What a slider tells at each place: timeout, share started twice, recovery, cost; and where it begins.
+    """What a slider shows at each place: timeout, share started twice, recovery, cost; and where it begins.
 
     remarks: seconds that have a name, the last of which is where it begins.
     """

@@ -1,7 +1,7 @@
-"""How a figure of a report is drawn: panels, their common look, and what a pointer over them is told.
+"""How a figure of a report is drawn: panels, their common look, and the texts that a pointer over them shows.
 
 Strategy: matplotlib draws in placeholder colours that nothing else uses. In the SVG each becomes a CSS variable, so the
-page decides between light and dark. Text stays text. What a pointer is told are titles of invisible areas over the
+page decides between light and dark. Text stays text. The texts are titles of invisible areas over the
 finished drawing, so a report needs no script for them; the page's filter finds a panel by its name.
 """
 
@@ -105,7 +105,7 @@ class Drawing:
         self._names: dict[str, str] = {}
 
     def hover(self, panel: Any, at: Iterable[Any], texts: Iterable[str]) -> None:
-        """What a pointer near each of these places on the panel's x axis is told."""
+        """The texts that a pointer shows near each of these places on the panel's x axis."""
         self._hovers.append((panel, list(at), list(texts)))
 
     def named(self, panel: Any, label: str) -> None:

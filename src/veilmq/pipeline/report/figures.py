@@ -26,7 +26,7 @@ from veilmq.pipeline.report.drawing import (
 
 PANELS_MAX: Final = 6
 _HOVERS: Final = 120
-"""Places on a panel, at most, of which a pointer is told."""
+"""Places on a panel, at most, that have a text for the pointer."""
 TITLE_MAX: Final = 27
 _COLUMNS: Final = 3
 _LOWEST: Final = 3e-4

@@ -5,7 +5,7 @@
 Strategy: a task writes its rows as one Parquet file with a unique name and reports its size. The driver adds the files
 of a micro-batch in one transaction that carries (application, batch number), and does nothing for a batch that the
 table already has. The application is the query's id, which its checkpoint keeps. If the user chose a name, it is that
-name, and a second entry of name and id tells one query's batch 0 from the next query's.
+name, and a second entry of name and id distinguishes one query's batch 0 from the next query's.
 
 A transaction accepts any files, so the sink checks that they fit the table (`check_fits`, `check_nulls`): columns and
 types before anything is written, and nulls in each file. It refuses all files if the table has requirements that this
@@ -182,7 +182,7 @@ def _commit(
 
 
 def _created(schema: Any, partitions: Sequence[str]) -> Any:
-    """The columns of a new table: a text that divides it may be null, because the log tells an empty one as null."""
+    """The columns of a new table: a text that divides it may be null, because the log writes an empty one as null."""
     texts = [name for name in partitions if pa.types.is_string(schema.field(name).type)]
     return pa.schema([each.with_nullable(True) if each.name in texts else each for each in schema], schema.metadata)
 

@@ -48,7 +48,7 @@ _ALIASES: Final = {"s3a": "s3", "gcs": "gs", "az": "abfs", "abfss": "abfs", "adl
 PART_BYTES: Final = 4 * 1024 * 1024
 """Of the file, before compression."""
 EPOCH_MIN: Final = 1 << 40
-"""Epochs of archives are at least this: so a position tells whether a cluster or an archive has the records. The rest
+"""Epochs of archives are at least this: so a position shows whether a cluster or an archive has the records. The rest
 is when it began, in Unix seconds."""
 RECORDS: Final = "records"
 _SNAPSHOTS: Final = "snapshots"

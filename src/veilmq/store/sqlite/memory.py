@@ -1,4 +1,4 @@
-"""What SQLite must be told before anything loads it. So this module imports none that does."""
+"""What must be set before anything loads SQLite. So this module imports none that does."""
 
 import sys
 

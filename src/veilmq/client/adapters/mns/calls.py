@@ -189,7 +189,7 @@ class _ThreadClient(OfProcess):
 
     def drop_ended(self) -> None:
         """Drop a connection that the server has closed. If it is readable before a request, it has ended; the SDK would
-        still write into it, and nobody could tell whether the request arrived."""
+        still write into it, and nobody could know whether the request arrived."""
         sock = self.connection.sock
         if sock is None:
             return

@@ -21,6 +21,7 @@ import ssl
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from hashlib import sha256
 from typing import Any, Final, NamedTuple
 
@@ -100,19 +101,15 @@ class Connection:
 
     def abort(self) -> None:
         """End it while another thread uses it."""
-        try:
+        with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
 
     def finish(self) -> None:
         """Send no more: the server answers a waiting request or closes. An answer on its way still arrives."""
         self.finished = True
-        try:
+        with suppress(OSError):
             # Below TLS, whose own shutdown would leave data that the reader cannot decrypt.
             socket.socket.shutdown(self._socket, socket.SHUT_WR)
-        except OSError:
-            pass
 
     def close(self) -> None:
         """Close the socket."""

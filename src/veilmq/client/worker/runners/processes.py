@@ -49,7 +49,7 @@ GONE = 70
 """Exit code of a child whose parent is gone or sent something that cannot be read here."""
 
 PARENTS_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
-"""Signals that stop a worker. Its children ignore them and end when the parent tells them to."""
+"""Signals that stop a worker. Its children ignore them and end when the parent asks them to."""
 _START_SECONDS: Final = 60.0
 _AGAIN: Final = Backoff(first=0.2, longest=5.0)
 """Pause between two attempts to replace a process."""

@@ -5,7 +5,7 @@
 
 What the lease gives: while a drain lives, no other one receives what it holds. What stands in the way: a drain that was
 killed, or stopped for longer than a lease, lets go of messages that may be in its table already. Whoever receives them
-then must not emit them again, and cannot tell: only the other's checkpoint says whether its last batch counts.
+then must not emit them again, and cannot know: only the other's checkpoint says whether its last batch counts.
 
 Strategy: all drains of a queue keep their directories below one, the option `group`, and look at each other's
 manifests. A message that comes for the first time (`receive_count` is 1) is nobody's; that is nearly every one, and

@@ -62,14 +62,14 @@ _MESSAGE_KINDS: Final = (
     *(kind for kind in _ENDINGS if kind != "deleted"),
 )  # fmt: skip
 """The usual ones first: Spark compares them one by one."""
-_TOLD_HELD: Final = "told in flight"
-_TOLD_FREE: Final = "told"
-_TOLD: Final = (_TOLD_HELD, _TOLD_FREE)
+_REPORTED_HELD: Final = "told in flight"
+_REPORTED_FREE: Final = "told"
+_REPORTED: Final = (_REPORTED_HELD, _REPORTED_FREE)
 """Reported by a snapshot: of a leased message, of any other message."""
 _MOVED_IN: Final = "moved in"
-_COMES: Final = ("sent", _MOVED_IN, *_TOLD)
-_GRANTS: Final = ("received", "lease_resumed", _TOLD_HELD)
-_BITS: Final = {kind: 1 << at for at, kind in enumerate((*_MESSAGE_KINDS, _MOVED_IN, *_TOLD))}
+_COMES: Final = ("sent", _MOVED_IN, *_REPORTED)
+_GRANTS: Final = ("received", "lease_resumed", _REPORTED_HELD)
+_BITS: Final = {kind: 1 << at for at, kind in enumerate((*_MESSAGE_KINDS, _MOVED_IN, *_REPORTED))}
 
 
 PIECE_ROWS: Final = 1 << 20
@@ -186,11 +186,13 @@ def _lines(events: "DataFrame", entered: "Sequence[DataFrame]", reported: "DataF
         F.coalesce((kind == "received") & early, F.lit(False)).alias("early"),
         F.coalesce(refused & F.col("detail").contains('"stale"'), F.lit(False)).alias("stale"),
     )  # fmt: skip
-    for each in (*entered, *([] if reported is None else [_tellings(reported)])):
+    for each in (*entered, *([] if reported is None else [_reports(reported)])):
         part = each.withColumn("bit", _bit_of(kind)).drop("kind")
         lines = lines.unionByName(part, allowMissingColumns=True)
     # A message released for a retry with a delay is in flight until the delay is over.
-    over = _is("released", *_RAN_OUT, "undelivered", _TOLD_FREE) | (_is("released_for_retry") & (ends == F.col("at")))
+    over = _is("released", *_RAN_OUT, "undelivered", _REPORTED_FREE) | (
+        _is("released_for_retry") & (ends == F.col("at"))
+    )
     held = F.when(_is(*_GRANTS), F.lit(True)).when(over, F.lit(False))
     # In one `select`: with columns added one by one, Spark walks the lines once for each.
     return lines.select(
@@ -198,8 +200,8 @@ def _lines(events: "DataFrame", entered: "Sequence[DataFrame]", reported: "DataF
         F.coalesce(F.bit_or("bit").over(before), F.lit(0)).alias("before"),
         F.last(held, ignorenulls=True).over(before).alias("held"),
         last(F.coalesce("attempt", F.lit(0)), "received", *_COMES).alias("count"),
-        last(ends, "received", *_MOVES, _TOLD_HELD).alias("due"),
-        last(F.col("rotation"), "received", *_MOVES, "released", *_TOLD).alias("turned"),
+        last(ends, "received", *_MOVES, _REPORTED_HELD).alias("due"),
+        last(F.col("rotation"), "received", *_MOVES, "released", *_REPORTED).alias("turned"),
     )
 
 
@@ -240,7 +242,7 @@ def _rules_of_life(reach: Known) -> "dict[str, Column]":
         "sent once": _is("sent") & comes,
         "received was sent": (new | (F.col("offset") > reach.end)) & needs_a_send & ~comes,
         "left once": _is(*_ENDINGS) & left,
-        "no resurrection": ~_is(*_ENDINGS, "delete_refused", *_TOLD) & left,
+        "no resurrection": ~_is(*_ENDINGS, "delete_refused", *_REPORTED) & left,
     }
 
 
@@ -249,14 +251,14 @@ def _rules_of_snapshots(reach: Known) -> "dict[str, Column]":
     from pyspark.sql import functions as F
 
     came, left = _is(*_COMES, of="before"), _is(*_ENDINGS, of="before")
-    held, is_held = F.col("held"), _is(_TOLD_HELD)
+    held, is_held = F.col("held"), _is(_REPORTED_HELD)
     otherwise = (
         ((F.col("offset") > reach.end) & ~came)
         | (F.col("attempt") != F.col("count"))
         | (is_held != held)
         | (is_held & held & (F.col("ends") != F.col("due")))
     )
-    return {"snapshot": _is(*_TOLD) & (left | F.coalesce(otherwise, F.lit(False)))}
+    return {"snapshot": _is(*_REPORTED) & (left | F.coalesce(otherwise, F.lit(False)))}
 
 
 def _rules_of_leases() -> "dict[str, Column]":
@@ -304,13 +306,13 @@ def _arrivals(events: "DataFrame") -> "DataFrame":
     )  # fmt: skip
 
 
-def _tellings(reported: "DataFrame") -> "DataFrame":
+def _reports(reported: "DataFrame") -> "DataFrame":
     """What snapshots report of messages, as events in their lines."""
     from pyspark.sql import functions as F
 
     held = F.col("state") == "in flight"
     return reported.select(
-        "offset", F.when(held, _TOLD_HELD).otherwise(_TOLD_FREE).alias("kind"), "at", "queue", "incarnation",
+        "offset", F.when(held, _REPORTED_HELD).otherwise(_REPORTED_FREE).alias("kind"), "at", "queue", "incarnation",
         "sequence", "attempt", "rotation", F.when(held, F.col("due")).alias("ends"), F.lit(False).alias("early"),
         F.lit(False).alias("stale"),
     )  # fmt: skip

@@ -68,7 +68,7 @@ class Tokens(Protocol):
 
 
 def challenge(authority: str, tokens: Tokens) -> tuple[tuple[bytes, bytes], ...]:
-    """The header that tells a client where to get a token."""
+    """The header that says where to get a token."""
     tenant = tokens.tenant or _COMMON_TENANT
     value = f"Bearer authorization_uri={authority.rstrip('/')}/{tenant}/oauth2/authorize resource_id={RESOURCE}"
     return ((b"www-authenticate", value.encode()),)

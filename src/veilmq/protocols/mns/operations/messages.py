@@ -1,6 +1,6 @@
 """SendMessage, ReceiveMessage, PeekMessage, DeleteMessage, ChangeMessageVisibility, and their batches.
 
-Send: one URL for one message and for a batch; the document's root tells which. Each message of a batch is checked by
+Send: one URL for one message and for a batch; the document's root says which. Each message of a batch is checked by
 itself; a refusal is returned in its place and the others are sent. The handle of a delayed message is returned and
 stays valid while the message is delayed. A partial response has the shape that the Python SDK reads.
 

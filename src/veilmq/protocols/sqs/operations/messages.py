@@ -442,7 +442,7 @@ def _extend(
 
 
 def _lease_refusal(command: AnyCommand, error: VeilError) -> Refusal | None:
-    """The refusal for an error; None if the client is told of a success."""
+    """The refusal for an error; None if the client gets a success."""
     if isinstance(command, Delete):
         # On FIFO too, a delete that is repeated because its response was lost succeeds: the message is gone.
         harmless = MessageGone if is_fifo(command.queue.name) else LeaseError

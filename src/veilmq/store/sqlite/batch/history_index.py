@@ -204,7 +204,7 @@ def _names_between(connection: apsw.Connection, first: int, until: int) -> set[b
 
 
 def _rows(first: int, until: int, names: set[bytes]) -> Iterator[tuple[int, int, bytes]]:
-    """One row for each part, also without names: each part tells what the index covers."""
+    """One row for each part, also without names: each part shows what the index covers."""
     cut = sorted(_swapped(array("I", b"".join(names))[:: _ID_BYTES // NAME_BYTES]))
     bounds = [bisect_left(cut, part << 28) for part in range(_PARTS + 1)]
     for part, (start, stop) in enumerate(pairwise(bounds)):

@@ -137,7 +137,7 @@ class Recorded:
 
 
 def note_settings(known: dict[int, dict[str, Any]], event: Event) -> None:
-    """Keep the key and the settings of each queue, by incarnation, as the events tell them."""
+    """Keep the key and the settings of each queue, by incarnation, as the events record them."""
     kind, queue, detail = event.kind, event.queue, event.detail or {}
     if queue is None:
         return

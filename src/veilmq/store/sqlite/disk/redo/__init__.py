@@ -83,7 +83,7 @@ ENTRY: Final = msgspec.msgpack.Decoder(Entry)
 
 
 class KeyMissing(apsw.CorruptError):
-    """The database has no receipt key any more, so nobody can tell what the log holds."""
+    """The database has no receipt key any more, so nobody can know what the log holds."""
 
 
 class Run(NamedTuple):

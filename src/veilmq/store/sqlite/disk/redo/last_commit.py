@@ -54,7 +54,7 @@ class Noted(NamedTuple):
     offset: int
     """Offset of the next event, after the last commit that is known."""
     clock: int
-    """The lease clock at that commit. It tells commits without events apart."""
+    """The lease clock at that commit. It distinguishes commits without events."""
 
 
 class LastCommit:

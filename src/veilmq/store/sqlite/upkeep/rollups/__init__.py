@@ -6,7 +6,7 @@ are dropped from the old end. Rows of deleted queues are found by a walk over al
 queue was deleted.
 
 Before changing it: a minute that is stored in part and read again after a crash must not be dropped before all of it is
-stored, for its rows tell what was counted already.
+stored, for its rows show what was counted already.
 """
 
 from itertools import islice
