@@ -9,7 +9,7 @@ import os
 import re
 import runpy
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -38,6 +38,7 @@ from veilmq.store.sqlite.follower import SqliteFollower
 from veilmq.store.sqlite.store import SqliteStore
 from veilmq.store.sqlite.tools import check
 from veilmq.store.sqlite.tools.backup import set_position
+from veilmq.testing.for_each import for_each
 from veilmq.testing.replaying import replay, state_of
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -61,11 +62,9 @@ def born(data: Path) -> Path:
     return data / "veilmq.db"
 
 
-@pytest.fixture(params=RELEASED, ids=lambda path: path.stem)
-def recorded(request: pytest.FixtureRequest) -> Any:
+def recorded_of(released: Path) -> Any:
     """What the store said when the file was made, read as today's types."""
-    text = request.param.with_suffix(".json").read_bytes()
-    return msgspec.json.decode(text, type=MAKE["Seen"])
+    return msgspec.json.decode(released.with_suffix(".json").read_bytes(), type=MAKE["Seen"])
 
 
 def bring(released: Path, data: Path) -> None:
@@ -77,14 +76,24 @@ def bring(released: Path, data: Path) -> None:
 
 
 @pytest.fixture
-def stage(recorded: Any, request: pytest.FixtureRequest, data: Path) -> Iterator[Stage]:
-    """A copy of the released file, opened by today's code at the instant at which it was made."""
-    path: Path = request.node.callspec.params["recorded"]
-    bring(path, data)
-    playing = Stage(SqliteFactory(data))
-    playing.clock = ManualClock(recorded.now)
-    yield playing
-    playing.store.close()
+def opened(tmp_path: Path) -> Iterator[Callable[[Path], Stage]]:
+    """Opens a copy of a released file by today's code, at the instant at which the file was made."""
+    stages: list[Stage] = []
+
+    def open_copy(released: Path) -> Stage:
+        data = tmp_path / released.stem
+        data.mkdir(mode=0o700)
+        bring(released, data)
+        stages.append(Stage(SqliteFactory(data)))
+        stages[-1].clock = ManualClock(recorded_of(released).now)
+        return stages[-1]
+
+    yield open_copy
+    for stage in stages:
+        stage.store.close()
+
+
+of_each_release = for_each("released", RELEASED, lambda path: path.stem)
 
 
 def pragma(path: Path, name: str) -> Any:
@@ -125,7 +134,10 @@ def test_every_version_has_its_file() -> None:
 class TestReleasedFile:
     """A file of a released version."""
 
-    def test_everything_is_in_place(self, stage: Stage, recorded: Any) -> None:
+    @of_each_release
+    def test_everything_is_in_place(self, opened: Callable[[Path], Stage], released: Path) -> None:
+        stage = opened(released)
+        recorded = recorded_of(released)
         found = MAKE["seen"](stage.store, stage.now, recorded.handles)
         assert found.queues == recorded.queues
         assert as_today(found.visible) == as_today(recorded.visible)
@@ -133,17 +145,26 @@ class TestReleasedFile:
         assert len(found.events) == len(recorded.events)
         assert found.further == recorded.further
 
-    def test_it_has_the_tables_of_a_new_file_and_is_in_order(self, stage: Stage, tmp_path: Path) -> None:
-        SqliteStore(tmp_path / "new", SMALL).close()
-        assert tables(stage.store.directory.database) == tables(tmp_path / "new" / "veilmq.db")
+    @of_each_release
+    def test_it_has_the_tables_of_a_new_file_and_is_in_order(
+        self, opened: Callable[[Path], Stage], tmp_path: Path, released: Path
+    ) -> None:
+        stage = opened(released)
+        new = tmp_path / f"new-{released.stem}"
+        SqliteStore(new, SMALL).close()
+        assert tables(stage.store.directory.database) == tables(new / "veilmq.db")
         assert pragma(stage.store.directory.database, "user_version") == VERSION
         report = check(stage.store.directory.database)
         assert [problem.kind for problem in report.problems] == ["quarantine"], report.problems
         assert report.books == "balanced"
 
-    def test_its_history_tells_its_state(self, recorded: Any, request: pytest.FixtureRequest, data: Path) -> None:
+    @of_each_release
+    def test_its_history_tells_its_state(self, tmp_path: Path, released: Path) -> None:
         """Settings that came later are not in it, but in a snapshot of today."""
-        bring(request.node.callspec.params["recorded"], data)
+        recorded = recorded_of(released)
+        data = tmp_path / released.stem
+        data.mkdir(mode=0o700)
+        bring(released, data)
         # Half of the bound has passed, so that a snapshot follows, but nothing is trimmed.
         options = msgspec.structs.replace(SMALL, history_bytes_max=sum(map(len, history_of(data))) * 3 // 2)
         stage = Stage(SqliteFactory(data, options))
@@ -159,14 +180,19 @@ class TestReleasedFile:
         assert state.queues == shown.at(stage.now).queues
         assert state.messages == shown.at(stage.now).messages
 
-    def test_handles_of_before_are_honoured_as_they_were(self, stage: Stage, recorded: Any) -> None:
+    @of_each_release
+    def test_handles_of_before_are_honoured_as_they_were(self, opened: Callable[[Path], Stage], released: Path) -> None:
+        stage = opened(released)
+        recorded = recorded_of(released)
         refused(stage.delete(ORDERS, recorded.handles["stale"]), LeaseTaken)
         assert isinstance(stage.extend(ORDERS, recorded.handles["current"], HOUR_US), Extended)
         expect(stage.delete(ORDERS, recorded.handles["current"]), Deleted)
         expect(stage.delete(ORDERS, recorded.handles["released"]), Deleted)
         assert stage.counts(ORDERS) == (3, 1, 0)
 
-    def test_every_message_comes_in_its_order_and_time(self, stage: Stage) -> None:
+    @of_each_release
+    def test_every_message_comes_in_its_order_and_time(self, opened: Callable[[Path], Stage], released: Path) -> None:
+        stage = opened(released)
         first = stage.receive(ORDERS, 10)
         assert bodies(first) == ["urgent", "released", "plain", "rich: \u00e9 \u20ac \U0001f600 \r\n<&>"]
         assert [message.receive_count for message in first] == [1, 2, 1, 1]
@@ -181,7 +207,10 @@ class TestReleasedFile:
         assert "in flight" in bodies(stage.receive(FAILED, 10))
         assert bodies(stage.receive(MAIL, 10)) == ["by the queue's delay"]
 
-    def test_groups_go_on_as_they_were(self, stage: Stage, recorded: Any) -> None:
+    @of_each_release
+    def test_groups_go_on_as_they_were(self, opened: Callable[[Path], Stage], released: Path) -> None:
+        stage = opened(released)
+        recorded = recorded_of(released)
         line, tenants = MAKE["LINE"], MAKE["TENANTS"]
         assert stage.send(line, "c: deleted", extras=Extras(group="c")).duplicate
         assert stage.take(line, attempt_id="again").handle == recorded.handles["attempt"]
@@ -193,7 +222,10 @@ class TestReleasedFile:
         assert bodies(stage.receive(line, 10)) == ["b: second", "a: in flight", "a: waits"]
         assert "x: delayed" in bodies(stage.receive(tenants, 10))
 
-    def test_unflushed_messages_are_where_they_were(self, stage: Stage, recorded: Any) -> None:
+    @of_each_release
+    def test_unflushed_messages_are_where_they_were(self, opened: Callable[[Path], Stage], released: Path) -> None:
+        stage = opened(released)
+        recorded = recorded_of(released)
         unflushed = MAKE["UNFLUSHED"]
         assert stage.counts(unflushed) == (1, 0, 1)
         (plain,) = stage.receive(unflushed, 10)
@@ -203,7 +235,10 @@ class TestReleasedFile:
         stage.reopen()
         assert stage.counts(unflushed) == (0, 0, 0)
 
-    def test_what_is_new_goes_on_from_where_it_was(self, stage: Stage, recorded: Any) -> None:
+    @of_each_release
+    def test_what_is_new_goes_on_from_where_it_was(self, opened: Callable[[Path], Stage], released: Path) -> None:
+        stage = opened(released)
+        recorded = recorded_of(released)
         last = recorded.events[-1]["offset"]
         sent = stage.send(ORDERS, "new")
         assert sent.sequence > max(event.get("sequence") or 0 for event in recorded.events)
@@ -218,7 +253,7 @@ def test_archives_and_exported_histories_are_read(tmp_path: Path) -> None:
     archives = sorted(FIXTURES.glob("schema-*.archive"))
     assert archives[-1].stem == f"schema-{VERSION}"
     for archive in archives:
-        recorded = msgspec.json.decode(archive.with_suffix(".json").read_bytes(), type=MAKE["Seen"])
+        recorded = recorded_of(archive)
         place = tmp_path / archive.stem
         place.mkdir(mode=0o700)
         source = ArchiveSource(place_at(str(archive)), str(archive))
