@@ -7,6 +7,7 @@ from tests.checking.script import EXACT, SECOND, Script, grant
 
 from veilmq.checking.log import Kind, LogInvalid, Outcome
 from veilmq.checking.report import Promises
+from veilmq.testing.for_each import for_each
 
 INFO, FAIL = Outcome.INFO, Outcome.FAIL
 QUIET = Promises(tolerance_us=0, stale_deletes_refused=False)
@@ -135,7 +136,7 @@ class TestOneLease:
         script.receive(30, 30.47, grant("m", 2, count=2))
         assert script.found() == []
 
-    @pytest.mark.parametrize(
+    @for_each(
         ("call", "found"),
         [
             (lambda script: script.release(1, 2, 3), []),

@@ -13,6 +13,7 @@ from veilmq.cli.failures import Failure
 from veilmq.cli.keys import new_encryption, new_key
 from veilmq.client.encrypted import Keys
 from veilmq.server.auth import Credentials
+from veilmq.testing.for_each import for_each
 
 
 @pytest.mark.parametrize("account", [None, "111111111111"])
@@ -65,7 +66,7 @@ class TestInto:
         assert text.endswith(second + "\n")
         assert len(Credentials(path).accounts[0].keys) == 1
 
-    @pytest.mark.parametrize(
+    @for_each(
         ("content", "mode", "match"),
         [
             ('[[account]]\nid = "111111111111"', 0o640, "chmod 600"),

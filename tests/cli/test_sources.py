@@ -160,7 +160,7 @@ LISTS = {
 }
 
 
-@pytest.mark.parametrize("name", [name for name, field in FIELDS.items() if field.listed])
+@for_each("name", [name for name, field in FIELDS.items() if field.listed])
 def test_a_list_is_gathered_in_each_source(tmp_path: Path, name: str) -> None:
     first, second, third = LISTS[name]
 

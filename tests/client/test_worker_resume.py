@@ -37,6 +37,7 @@ from veilmq.client.worker.job import Hand
 from veilmq.client.worker.job.checkpoints import unwrap, wrap
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import CapabilityMissing, LeaseError, LeaseTaken, MessageTooLarge, ParameterInvalid
+from veilmq.testing.for_each import for_each
 
 
 class Fixed(Wrapping):
@@ -52,14 +53,14 @@ class Fixed(Wrapping):
 
 
 class TestEnvelope:
-    @pytest.mark.parametrize("state", [1, "text", [1, {"a": None}], {"at": 3.5}, False])
+    @for_each("state", [1, "text", [1, {"a": None}], {"at": 3.5}, False])
     def test_body_and_state_come_back(self, state: Any) -> None:
         assert unwrap(wrap('a "body"\nwith é', state)) == ('a "body"\nwith é', state)
 
     def test_it_is_as_documented(self) -> None:
         assert wrap("b", 1) == '{"veilmq":"checkpoint/1","body":"b","state":1}'
 
-    @pytest.mark.parametrize("body", ["", "text", "{}", '{"veilmq":"checkpoint/1",', '{"veilmq":"checkpoint/1","x":1}'])
+    @for_each("body", ["", "text", "{}", '{"veilmq":"checkpoint/1",', '{"veilmq":"checkpoint/1","x":1}'])
     def test_any_other_body_is_itself(self, body: str) -> None:
         assert unwrap(body) == (body, None)
 

@@ -40,6 +40,7 @@ from veilmq.store import Store
 from veilmq.store.directory import DATABASE
 from veilmq.store.sqlite.disk import connect
 from veilmq.store.sqlite.follower import SqliteFollower
+from veilmq.testing.for_each import for_each
 
 RENEWED = Instant(1_700_000_000 * SECOND_US)
 """The owner's lease clock at its last renewal."""
@@ -47,7 +48,7 @@ LOOKED = 4 * SECOND_US
 """For how long the new owner saw no renewal."""
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("away_us", "wall_us", "went_us"),
     [
         pytest.param(4 * SECOND_US, 4 * SECOND_US, LOOKED, id="warm"),

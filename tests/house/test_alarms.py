@@ -276,7 +276,7 @@ def test_every_alarm_has_a_name_of_its_own_and_says_what_is_wrong() -> None:
     assert {name: is_matched(series, old[1], old[2]) for name, series in ages.items()} == names
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("expr", "said"),
     [
         ('veilmq_lease_outcomes_total{outcome="died"} > 0', 'veilmq_lease_outcomes_total{outcome="died"}'),

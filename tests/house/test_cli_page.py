@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
 import typer.core
 import typer.main
 
 from veilmq.cli import application
+from veilmq.testing.for_each import for_each
 
 PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
 SHOWN = [line.strip() for line in PAGE.splitlines() if line.startswith("    veilmq ")]
@@ -52,7 +52,7 @@ def test_what_is_not_there_is_not_found() -> None:
     assert not is_shown(("sen",))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "room"),
     [("work", "work"), ("calibrate", "work"), ("verify", "work"), ("bridge", "migrate"), ("import", "migrate")],
 )

@@ -5,7 +5,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-import pytest
+from veilmq.testing.for_each import for_each
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/from-the-documents.md").read_text()
@@ -69,7 +69,7 @@ def test_where_we_differ_says_why() -> None:
     assert [row for row in cells if len(row) != 3 or not all(row)] == []
 
 
-@pytest.mark.parametrize(
+@for_each(
     "name",
     [
         "tests/house/test_from_the_documents.py",

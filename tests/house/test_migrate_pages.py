@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from tests.house.test_readme import Block, Reader, blocks
 
+from veilmq.testing.for_each import for_each
+
 PAGES = sorted((Path(__file__).parents[2] / "docs" / "migrate").glob("*.md"))
 ABOUT = [page for page in PAGES if page.name != "README.md"]
 SERVICES = [page for page in ABOUT if page.name != "frameworks.md"]
@@ -22,7 +24,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
     someone.leave()
 
 
-@pytest.mark.parametrize("page", SERVICES, ids=lambda page: page.stem)
+@for_each("page", SERVICES, ids=lambda page: page.stem)
 def test_a_page_has_all_its_parts(page: Path) -> None:
     text = page.read_text()
     assert [part for part in PARTS if part not in text] == []

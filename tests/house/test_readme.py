@@ -33,6 +33,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from veilmq.store.directory import read_holder
+from veilmq.testing.for_each import for_each
 from veilmq.testing.local import PORTS
 
 ROOT = Path(__file__).parents[2]
@@ -176,7 +177,7 @@ def test_blocks_are_found_in_order_with_what_they_print() -> None:
     assert blocks(page) == [Block("bash", 3, "make run\n"), Block("python", 7, "print(1)\n", "1\n")]
 
 
-@pytest.mark.parametrize(
+@for_each(
     "block",
     [
         Block("bash", 1, "false\ntrue\n"),

@@ -21,6 +21,7 @@ from tests.house.test_docs import anchors, tool
 
 from veilmq.model.errors import leaves
 from veilmq.server.config.settings import FIELDS
+from veilmq.testing.for_each import for_each
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.xdist_group("site")
@@ -136,7 +137,7 @@ def test_the_reference_lists_all_that_the_code_has() -> None:
     assert {kind.__name__ for kind in leaves()} <= set(re.findall(r"^\| `(\w+)` \|", made["errors"], re.M))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "there"),
     [
         ("# A `b`, and c!\n\n## A `b`, and c!\n", ["# A `b`, and c! {#a-b-and-c}", "## A `b`, and c! {#a-b-and-c-1}"]),

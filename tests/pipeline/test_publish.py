@@ -9,6 +9,7 @@ import pytest
 
 from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable, TokenRefused
 from veilmq.pipeline.publish import OFF, _verdict, plans_of, publish
+from veilmq.testing.for_each import for_each
 from veilmq.testing.local import LocalServer
 
 QUEUE = ("000000000000", "us-east-1", "jobs")
@@ -92,9 +93,7 @@ def test_wrong_servers_and_tokens_name_the_mend(veilmq_server: LocalServer) -> N
     assert "hidden" not in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("status", "body"), [(200, b"[]"), (200, b"<html>"), (200, b'{"plan": 1}'), (404, b"<html>"), (404, b"{}")]
-)
+@for_each(("status", "body"), [(200, b"[]"), (200, b"<html>"), (200, b'{"plan": 1}'), (404, b"<html>"), (404, b"{}")])
 def test_an_answer_of_something_else_is_told(status: int, body: bytes) -> None:
     with pytest.raises(SourceUnreachable, match=f"http://h is no VeilMQ admin port: it answers {status}. Is the URL"):
         _verdict("http://h", status, body)

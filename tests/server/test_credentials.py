@@ -141,7 +141,7 @@ def test_a_bad_file_is_refused_by_line_account_and_field(tmp_path: Path, old: st
     assert "hush" not in str(refused.value)
 
 
-@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o601, 0o666])
+@for_each("mode", [0o640, 0o604, 0o620, 0o601, 0o666])
 def test_a_file_open_to_others_is_refused(tmp_path: Path, mode: int) -> None:
     path = write(tmp_path / "keys.toml", GOOD, mode)
     with pytest.raises(FileInvalid, match=f"chmod 600 {path}"):

@@ -138,7 +138,7 @@ def test_a_disk_that_refuses_is_served_by_the_cache(
     assert len(synced) == 1
 
 
-@pytest.mark.parametrize("kind", ["", "fuse", "tmpfs", "btrfs", "nfs4"])
+@for_each("kind", ["", "fuse", "tmpfs", "btrfs", "nfs4"])
 def test_no_other_file_system_is_trusted_to_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.setattr(RealDisk, "file_system", lambda disk, path: kind)
     file = open_file(tmp_path / "redo", SMALL, ROOM_BYTES)
