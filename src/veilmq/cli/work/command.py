@@ -39,7 +39,7 @@ from veilmq.client.worker import (
     PrometheusMeter,
     Worker,
 )
-from veilmq.client.worker.runners.processes import resolve
+from veilmq.client.worker.runners.processes.child import resolve
 from veilmq.estimate.survival import Sample
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid, QueueMissing, UsageError, VeilError
 from veilmq.server.config import PORT_MAX
