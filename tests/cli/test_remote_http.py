@@ -15,8 +15,9 @@ from tests.cli.conftest import Serve
 from tests.support.ports import kept_ports
 
 from veilmq.cli import history
-from veilmq.cli.access import http
-from veilmq.cli.access.http import _ANSWER_S, HttpAccess
+from veilmq.cli.access import http, port
+from veilmq.cli.access.http import HttpAccess
+from veilmq.cli.access.port import ANSWER_S
 from veilmq.cli.failures import Exit, Failure, Unreachable
 from veilmq.model.settings.queue import QueueKey
 from veilmq.server.cluster.admin import HANDSHAKE_SECONDS, OWNER_SECONDS
@@ -135,7 +136,8 @@ def _silent(ask: Callable[[HttpAccess], object], admin: str, token: str | None =
 
 def test_a_server_that_hangs_is_told(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As one does whose disk hangs: its system takes connections for it."""
-    monkeypatch.setattr(http, "_ANSWER_S", 0.5)
+    for each in (http, port):
+        monkeypatch.setattr(each, "ANSWER_S", 0.5)
     server = serve().ready()
     token = (tmp_path / "data" / "admin-token").read_text().strip()
     door = HttpAccess(server.admin, token)
@@ -179,9 +181,10 @@ def test_each_command_waits_as_long_as_it_may_take(
 ) -> None:
     """A check and a backup first ask whether the server lives. All are longer than a server of a cluster looks for the
     owner: else no command would say that there is none."""
-    assert _ANSWER_S > OWNER_SECONDS + HANDSHAKE_SECONDS
-    monkeypatch.setattr(http, "_ANSWER_S", 0.1)
-    monkeypatch.setattr(http, "_WORK_S", 0.4)
+    assert ANSWER_S > OWNER_SECONDS + HANDSHAKE_SECONDS
+    for each in (http, port):
+        monkeypatch.setattr(each, "ANSWER_S", 0.1)
+        monkeypatch.setattr(each, "WORK_S", 0.4)
     with socket.create_server(("127.0.0.1", 0)) as server:
         told = _silent(ask, f"127.0.0.1:{server.getsockname()[1]}")
     assert str(told).endswith(f"does not answer within {answer_s} s")
@@ -189,7 +192,7 @@ def test_each_command_waits_as_long_as_it_may_take(
 
 def test_no_connection_at_all_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
     """A queue of connections that is full drops what comes."""
-    monkeypatch.setattr(http, "_CONNECT_S", 0.2)
+    monkeypatch.setattr(port, "_CONNECT_S", 0.2)
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen(0)
