@@ -17,7 +17,7 @@ import pytest
 from veilmq.admin import app
 from veilmq.admin.history import copies
 from veilmq.admin.history.copies import COPIES_MAX
-from veilmq.cli.access import port as access_port
+from veilmq.cli.access import client as access_client
 from veilmq.cli.access.http import HttpAccess
 from veilmq.model.commands import CreateQueue, Origin, Send
 from veilmq.model.settings.queue import QueueKey
@@ -241,7 +241,7 @@ def test_a_command_waits_for_a_copy_and_a_check_as_long_as_the_server_answers(
         assert enough.wait(30)
         return check(reader, step)
 
-    monkeypatch.setattr(access_port, "_LOOK_S", 0.1)
+    monkeypatch.setattr(access_client, "_LOOK_S", 0.1)
     monkeypatch.setattr(app, "_BEAT_S", 0.1)
     monkeypatch.setattr(HttpAccess, "_look_for_life", seen)
     monkeypatch.setattr(SqliteReader, "backup", late_copy)

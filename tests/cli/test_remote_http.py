@@ -15,9 +15,9 @@ from tests.cli.conftest import Serve
 from tests.support.ports import kept_ports
 
 from veilmq.cli import history
-from veilmq.cli.access import http, port
+from veilmq.cli.access import client, http
+from veilmq.cli.access.client import ANSWER_S
 from veilmq.cli.access.http import HttpAccess
-from veilmq.cli.access.port import ANSWER_S
 from veilmq.cli.failures import Exit, Failure, Unreachable
 from veilmq.model.settings.queue import QueueKey
 from veilmq.server.cluster.admin import HANDSHAKE_SECONDS, OWNER_SECONDS
@@ -136,7 +136,7 @@ def _silent(ask: Callable[[HttpAccess], object], admin: str, token: str | None =
 
 def test_a_server_that_hangs_is_told(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As one does whose disk hangs: its system takes connections for it."""
-    for each in (http, port):
+    for each in (http, client):
         monkeypatch.setattr(each, "ANSWER_S", 0.5)
     server = serve().ready()
     token = (tmp_path / "data" / "admin-token").read_text().strip()
@@ -182,7 +182,7 @@ def test_each_command_waits_as_long_as_it_may_take(
     """A check and a backup first ask whether the server lives. All are longer than a server of a cluster looks for the
     owner: else no command would say that there is none."""
     assert ANSWER_S > OWNER_SECONDS + HANDSHAKE_SECONDS
-    for each in (http, port):
+    for each in (http, client):
         monkeypatch.setattr(each, "ANSWER_S", 0.1)
         monkeypatch.setattr(each, "WORK_S", 0.4)
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -192,7 +192,7 @@ def test_each_command_waits_as_long_as_it_may_take(
 
 def test_no_connection_at_all_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
     """A queue of connections that is full drops what comes."""
-    monkeypatch.setattr(port, "_CONNECT_S", 0.2)
+    monkeypatch.setattr(client, "_CONNECT_S", 0.2)
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen(0)

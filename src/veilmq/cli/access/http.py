@@ -9,7 +9,7 @@ from urllib.parse import quote
 from veilmq.admin.api import described, inputs
 from veilmq.admin.api.operations import OPERATIONS
 from veilmq.cli.access import EVERYTHING, Home, Piece, failure_of, several_accounts
-from veilmq.cli.access.port import ANSWER_S, WORK_S, AdminPort
+from veilmq.cli.access.client import ANSWER_S, WORK_S, AdminClient
 from veilmq.cli.failures import Missing, Unknown
 from veilmq.cli.options import refused_value
 from veilmq.model.errors import ParameterInvalid
@@ -20,8 +20,8 @@ _WORKERS_MAX: Final = 10_000
 _MUCH_WORK: Final = frozenset({"purge", "remove", "move"})
 
 
-class HttpAccess(AdminPort):
-    """See `AdminAccess`, and `AdminPort` for how it is opened."""
+class HttpAccess(AdminClient):
+    """See `AdminAccess`, and `AdminClient` for how it is opened."""
 
     def run(
         self, operation: str, queue: QueueKey, members: Mapping[str, Any], command_id: str | None = None

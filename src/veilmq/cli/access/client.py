@@ -1,4 +1,4 @@
-"""One connection to a server's admin port, and how a command fails on it.
+"""A client of a server's admin port: one connection, and how a command fails on it.
 
 Strategy: the standard library's client on one connection, because it loads in a tenth of the time of others. If the
 server refuses a request, the command ends with the server's own message.
@@ -66,7 +66,7 @@ class _Answer(dict[str, Any]):
         raise self._failure
 
 
-class AdminPort:
+class AdminClient:
     """`admin` is HOST:PORT or a URL, and `source` the flag or variable that gave it; `announced`:
     whether the directory's owner wrote it into its lock.
 
