@@ -150,13 +150,13 @@ def test_a_certificate_that_hangs_is_told(tmp_path: Path, caplog: pytest.LogCapt
     os.mkfifo(certificate)
 
     async def renew() -> None:
-        await presenting.renew_aside(wall(), deadline_s=0.01)
+        await presenting.renew(wall(), deadline_s=0.01)
         assert f"{certificate} hangs" in caplog.text
         assert name_of(shaken(port)) == "first"
         hung = certificate.rename(tmp_path / "hung")
         for path, text in zip(files, make_pair("second"), strict=True):
             path.write_bytes(text)
-        await presenting.renew_aside(wall())
+        await presenting.renew(wall())
         os.close(os.open(hung, os.O_RDWR | os.O_NONBLOCK))  # lets the thread end
 
     asyncio.run(renew())
@@ -199,14 +199,14 @@ def test_all_ports_present_the_same_whenever_the_files_are_swapped(tmp_path: Pat
     swapping.start()
     try:
         for _ in range(100):
-            asyncio.run(certificate.renew_aside(wall()))
+            asyncio.run(certificate.renew(wall()))
             assert len({name_of(shaken(port)) for port in ports}) == 1
     finally:
         ended.set()
         swapping.join()
     for pair, name in zip(pairs, ("odd", "even"), strict=True):
         swap(pair)
-        asyncio.run(certificate.renew_aside(wall()))
+        asyncio.run(certificate.renew(wall()))
         assert {name_of(shaken(port)) for port in ports} == {name}
         assert certificate.ends == end_of(pair[0]) * SECOND_US
 
@@ -295,7 +295,7 @@ def test_a_key_that_others_may_read_is_told(tmp_path: Path, caplog: pytest.LogCa
     pair = Certificate(certificate, key, wall())
     assert caplog.text == ""
     key.chmod(0o640)
-    asyncio.run(pair.renew_aside(wall()))
+    asyncio.run(pair.renew(wall()))
     Certificate(certificate, key, wall())
     told = f"{key} is open to other users, and holds the key of TLS: chmod 600 {key}"
     assert [(each.levelname, each.getMessage()) for each in caplog.records] == [("WARNING", told)] * 2

@@ -164,14 +164,14 @@ def test_a_key_is_the_same_object_until_a_reload(file: Path) -> None:
     key = credentials.find("AK1")
     assert credentials.find("AK1") is key
     write(file, GOOD.replace("hush-one", "hush-new"))
-    assert asyncio.run(credentials.reload_aside())
+    assert asyncio.run(credentials.reload())
     changed = credentials.find("AK1")
     assert changed is not key
     assert changed is not None
     assert changed.secret == "hush-new"
 
 
-def test_a_reload_aside_reads_in_a_thread_and_takes_on_the_loop(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reload_reads_in_a_thread_and_takes_on_the_loop(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     credentials = Credentials(file)
     readers: list[threading.Thread] = []
     look = Credentials._look
@@ -185,8 +185,8 @@ def test_a_reload_aside_reads_in_a_thread_and_takes_on_the_loop(file: Path, monk
     write(file, GOOD.replace("hush-one", "hush-new"))
 
     async def twice() -> list[bool]:
-        first = asyncio.ensure_future(credentials.reload_aside())
-        second = asyncio.ensure_future(credentials.reload_aside())
+        first = asyncio.ensure_future(credentials.reload())
+        second = asyncio.ensure_future(credentials.reload())
         return [await first, await second]
 
     assert asyncio.run(twice()) == [True, True]
@@ -195,7 +195,7 @@ def test_a_reload_aside_reads_in_a_thread_and_takes_on_the_loop(file: Path, monk
     assert changed is not None
     assert changed.secret == "hush-new"
     os.remove(file)
-    assert not asyncio.run(credentials.reload_aside())
+    assert not asyncio.run(credentials.reload())
     assert credentials.find("AK1") is changed
 
 
@@ -210,10 +210,10 @@ def test_a_reading_that_hangs_keeps_nobody(file: Path, caplog: pytest.LogCapture
         write(file, GOOD.replace("hush-one", "hush-new"))
 
     async def reload() -> None:
-        assert not await credentials.reload_aside(deadline_s=0.01)
+        assert not await credentials.reload(deadline_s=0.01)
         assert f"{file} hangs" in caplog.text
         mended()
-        assert await credentials.reload_aside()
+        assert await credentials.reload()
 
     asyncio.run(reload())  # which ends, though a thread still reads
     changed = credentials.find("AK1")
@@ -228,12 +228,12 @@ def test_a_bad_new_file_keeps_the_old_keys(file: Path, caplog: pytest.LogCapture
     key = credentials.find("AK1")
     write(file, GOOD.replace('secret = "hush-one"', "secret = 1"))
     with caplog.at_level(logging.ERROR):
-        assert not asyncio.run(credentials.reload_aside())
+        assert not asyncio.run(credentials.reload())
     assert "line 9" in caplog.text
     assert "hush" not in caplog.text
     assert credentials.find("AK1") is key
     os.remove(file)
-    assert not asyncio.run(credentials.reload_aside())
+    assert not asyncio.run(credentials.reload())
     assert credentials.find("AK1") is key
 
 
@@ -287,7 +287,7 @@ def test_accounts_by_their_azure_name(file: Path) -> None:
     assert named.identity("nobody") is None
     assert credentials.find("sender") is None, "an object id is no access key"
     assert credentials.find_account("examplename") is named
-    assert asyncio.run(credentials.reload_aside())
+    assert asyncio.run(credentials.reload())
     assert credentials.find_account("examplename") is not named
     assert credentials.find_account("other") is None
 

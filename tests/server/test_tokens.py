@@ -164,7 +164,7 @@ def test_what_was_read_before_a_reload_does_not_count_after_it(keys: Path) -> No
         assert monotonic() < deadline
     keys.unlink()
     keys.write_text(json.dumps({"keys": [RSA.as_dict(private=False)]}))
-    asyncio.run(tokens.reload_aside())
+    asyncio.run(tokens.reload())
     for _ in range(2):
         with pytest.raises(TokenRefused):
             tokens.claims(old)
@@ -182,7 +182,7 @@ def test_a_reload_that_is_overtaken_reads_again(keys: Path) -> None:
         keys.write_text(json.dumps({"keys": [RSA.as_dict(private=False)]}))
 
     async def reload() -> None:
-        reading = asyncio.ensure_future(tokens.reload_aside())
+        reading = asyncio.ensure_future(tokens.reload())
         await asyncio.sleep(0)
         pipe = await asyncio.to_thread(keys.open, "w")
         await asyncio.to_thread(replace)
@@ -202,17 +202,17 @@ def test_a_key_that_was_taken_out_counts_until_the_next_reload(keys: Path, caplo
     old = token(EC, "ES256")
     whole = keys.read_text()
     keys.write_text(whole[:-10])
-    asyncio.run(tokens.reload_aside())
+    asyncio.run(tokens.reload())
     keys.unlink()
     os.mkfifo(keys)
-    asyncio.run(tokens.reload_aside(0.05))
+    asyncio.run(tokens.reload(0.05))
     assert caplog.text.count("the issuer's keys stay as they were") == 2
     assert f"{keys} hangs" in caplog.text
     os.close(os.open(keys, os.O_WRONLY))  # lets the thread go
     keys.unlink()
     keys.write_text(json.dumps({"keys": [RSA.as_dict(private=False)]}))
     assert tokens.claims(old)["oid"] == "me", "nobody asked for the file"
-    asyncio.run(tokens.reload_aside())
+    asyncio.run(tokens.reload())
     with pytest.raises(TokenRefused):
         tokens.claims(old)
     assert tokens.claims(token(RSA, "RS256"))["oid"] == "me"

@@ -364,9 +364,9 @@ def _on_signals(ended: asyncio.Event, service: Service, entry: "AdminEntry") -> 
         # Reload each on its own: a hanging disk under one must not block the others.
         begin(_reload_keys(service))
         if service.certificate is not None:
-            begin(service.certificate.renew_aside(wall()))
+            begin(service.certificate.renew(wall()))
         if service.issuer is not None:
-            begin(service.issuer.reload_aside())
+            begin(service.issuer.reload())
         if service.cluster is not None:
             begin(_reload_token(service, entry))
 
@@ -442,7 +442,7 @@ def _opening(service: Service, entry: AdminEntry) -> str:
 async def _reload_keys(service: Service) -> None:
     """Read the credentials again, and warn about queues of the accounts that went."""
     before = {account.id for account in service.keyring.accounts}
-    if await service.keyring.reload_aside():
+    if await service.keyring.reload():
         service.end_waits()
         if service.leads:
             _warn_of_unowned(service, before)

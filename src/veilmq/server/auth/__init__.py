@@ -61,7 +61,7 @@ from veilmq.model.settings.access import (
     NamedAccount,
 )
 from veilmq.server.config import FileInvalid, LineNumbers, parse_toml, read_toml
-from veilmq.server.config.aside import DEADLINE_S, read_aside
+from veilmq.server.config.thread_reads import DEADLINE_S, read_in_thread
 
 DEVELOPMENT_KEYS_MAX: Final = 4_096
 """Ids that development mode remembers; the oldest are dropped."""
@@ -130,7 +130,7 @@ class Credentials:
         """The account of that Azure name, the same object until a reload; None if unknown."""
         return self._named.get(name)
 
-    async def reload_aside(self, deadline_s: float = DEADLINE_S) -> bool:
+    async def reload(self, deadline_s: float = DEADLINE_S) -> bool:
         """Read the file again. A bad file, or a read that hangs, changes nothing and is logged. Returns whether the new
         file is in use.
 
@@ -138,7 +138,7 @@ class Credentials:
         """
         async with self._reading:  # a concurrent call waits for this one
             try:
-                found = await read_aside(self._look, self._path, deadline_s)
+                found = await read_in_thread(self._look, self._path, deadline_s)
             except (FileInvalid, OSError) as error:
                 log.error("the credentials stay as they were: %s", error)
                 return False
@@ -195,7 +195,7 @@ class DevelopmentKeyring:
         """`devstoreaccount1`, with the emulators' well-known key; its signatures are checked in this mode too."""
         return self._named if name == DEVELOPMENT_NAME else None
 
-    async def reload_aside(self) -> bool:
+    async def reload(self) -> bool:
         """Nothing to read."""
         return True
 

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from veilmq.protocols.azure.auth import TokenRefused, Tokens
 from veilmq.server.config import FileInvalid
-from veilmq.server.config.aside import DEADLINE_S, read_aside
 from veilmq.server.config.settings import Settings
+from veilmq.server.config.thread_reads import DEADLINE_S, read_in_thread
 
 if TYPE_CHECKING:
     from joserfc.jwk import KeySet
@@ -100,14 +100,14 @@ class IssuerTokens:
             raise TokenRefused("Issuer or audience validation failed: another issuer")
         return dict(found.claims)
 
-    async def reload_aside(self, deadline_s: float = DEADLINE_S) -> None:
+    async def reload(self, deadline_s: float = DEADLINE_S) -> None:
         """Read the keys again. A bad file, or a read that hangs, changes nothing and is logged. No request waits for
         it: a thread reads the file."""
         async with self._reading:  # a concurrent call waits for this one
             while True:
                 before = self._keys
                 try:
-                    found = await read_aside(self._read, self._path, deadline_s)
+                    found = await read_in_thread(self._read, self._path, deadline_s)
                 except (FileInvalid, OSError) as error:
                     log.error("the issuer's keys stay as they were: %s", error)
                     return

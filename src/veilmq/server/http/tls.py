@@ -14,7 +14,7 @@ from typing import Any, Final
 from weakref import WeakSet
 
 from veilmq.model.instant import DAY_US, SECOND_US, Instant
-from veilmq.server.config.aside import DEADLINE_S, read_aside
+from veilmq.server.config.thread_reads import DEADLINE_S, read_in_thread
 from veilmq.server.logs import RefusalLog
 
 _END_NEAR_US: Final = 14 * DAY_US
@@ -98,12 +98,12 @@ class Certificate:
         context.sni_callback = self._hand_over
         return _for_http(context)
 
-    async def renew_aside(self, now: Instant, deadline_s: float = DEADLINE_S) -> None:
+    async def renew(self, now: Instant, deadline_s: float = DEADLINE_S) -> None:
         """Load the files again for all ports. A bad pair, or a read that hangs, changes nothing and is logged. No
         connection waits for it: a thread reads the files."""
         async with self._reading:  # a concurrent call waits for this one
             try:
-                found = await read_aside(self._load, self._certificate, deadline_s)
+                found = await read_in_thread(self._load, self._certificate, deadline_s)
             except OSError as error:  # ssl.SSLError is one
                 logger.error("the certificate stays as it was: %s", error)
                 return

@@ -3,7 +3,7 @@
 Strategy: each read gets a daemon thread that nobody joins. The default executor's threads are joined when the loop
 closes, so one that hangs would keep the process from ending.
 
-It is apart from `__init__`, with which commands read their settings, so that no command waits for asyncio to be loaded.
+It is not in `__init__`, with which commands read their settings, so that no command waits for asyncio to be loaded.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ DEADLINE_S: Final = 10.0
 """After this time the read is reported as hanging; a later result is discarded."""
 
 
-async def read_aside(read: Callable[[], T], what: object, deadline_s: float) -> T:
+async def read_in_thread(read: Callable[[], T], what: object, deadline_s: float) -> T:
     """The result of `read`, called on a thread; what: its name in errors.
 
     Raises what `read` does, TimeoutError after the deadline, OSError if no thread can be started.
