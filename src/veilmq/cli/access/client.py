@@ -32,7 +32,7 @@ ANSWER_S: Final = 20.0
 WORK_S: Final = 100.0
 """Timeout of an answer that may need much work, and between the parts of a long one."""
 _LOOK_S: Final = 100.0
-"""A backup begins when it is made: who waits for it looks so often whether the server is alive."""
+"""The answer to a backup begins when it is made; until then the command looks so often whether the server is alive."""
 _PIECE_BYTES: Final = 256 * 1024
 _PASSING: Final = frozenset({502, 503, 504})
 """Statuses of a proxy whose server is away."""

@@ -146,6 +146,7 @@ def _show(found: list[Finding]) -> None:
 
 def _examined(resolved: "Resolved") -> Iterator[Finding]:
     from veilmq.cli.doctor import checks
+    from veilmq.cli.doctor.ports import ports
     from veilmq.store.directory import free_and_floor, holder_of
     from veilmq.store.synchronised import is_synchronised
 
@@ -163,7 +164,7 @@ def _examined(resolved: "Resolved") -> Iterator[Finding]:
         "directory": lambda: checks.directory(settings.data, holder),
         "disk": lambda: checks.space(place, *free_and_floor(place, settings.floor_bytes)),
         "fsync": lambda: checks.sync_speed(checks.sync_times(place)),
-        "ports": lambda: checks.ports(settings, holder),
+        "ports": lambda: ports(settings, holder),
         "credentials": lambda: checks.credentials(settings),
         "certificate": lambda: checks.certificate(settings),
         "server": lambda: checks.health(holder),

@@ -66,7 +66,7 @@ def paramstyle_of(given: str | None, near: Any) -> str:
 
 
 def _opener(connect: Any) -> Connect:
-    """The function. Raises ParameterInvalid for what is none, such as a connection: sqlite3's can be called, too."""
+    """The function. Raises ParameterInvalid for anything else, such as a connection: sqlite3's can be called, too."""
     if callable(connect) and (isinstance(connect, type) or not hasattr(connect, "cursor")):
         found: Connect = connect
         return found

@@ -132,7 +132,7 @@ class Page:
     """A page of a table's B-tree."""
 
     def __init__(self, pages: Pages, number: int, content: bytes) -> None:
-        """Raises Unreadable if it is none."""
+        """Raises Unreadable if the content is no such page."""
         self._pages = pages
         self.number = number
         self.content = content
