@@ -24,11 +24,11 @@ from veilmq.cluster.peer.connection import Connection
 from veilmq.cluster.peer.frames import LENGTH_BYTES
 from veilmq.cluster.peer.handshake import HELLO_BYTES_MAX, Handshake, Refusal, Role
 from veilmq.cluster.peer.port import PeerPort
-from veilmq.cluster.postgres import ClusterError, Postgres, Unfit, Unreachable
+from veilmq.cluster.postgres import ClusterError, Unfit, Unreachable
 from veilmq.cluster.postgres.log import PostgresLog
 from veilmq.cluster.postgres.ownership import Ownership, Sight, begins_at
 from veilmq.cluster.postgres.schema import Formats
-from veilmq.cluster.registry import NameTaken, ServerState, Status, ask_to_hand_over, status, within
+from veilmq.cluster.registry import NameTaken, ServerState, ask_to_hand_over, within
 from veilmq.cluster.snapshotting import Snapshotting
 from veilmq.cluster.tls import in_words
 from veilmq.engine.directory import STATE_FORMAT, STATE_FORMAT_OLDEST, is_full, open_directory, open_follower
@@ -43,6 +43,7 @@ from veilmq.server.clock import LeaseClock, boot_ns, wall
 from veilmq.server.cluster import ClusterRefused, ClusterReport, Following, KnownAliases, Lead
 from veilmq.server.cluster.admin import Owner, Unreached, connect
 from veilmq.server.cluster.front import Front
+from veilmq.server.cluster.latest_status import LatestStatus
 from veilmq.server.config.settings import Address, Settings
 from veilmq.server.http.tls import Certificate
 from veilmq.server.shell import Latencies, Shell
@@ -57,9 +58,6 @@ _LOOK_SECONDS: Final = 5.0
 """How long this server's own peer port may take to answer at the address that it gives to others."""
 _PAUSE_SECONDS: Final = 0.5
 """Pause after this server failed as the owner."""
-_ANSWER_SECONDS: Final = 1.0
-"""How long a question waits for PostgreSQL; then the answer is what was known before."""
-_KEPT_SECONDS: Final = 2.0
 _FILLED_AGAIN_SECONDS: Final = 3_600.0
 """A copy is thrown away for a damaged message at most once in this time: if it is damaged again, the log may be."""
 _SKIPPED: Final = (
@@ -68,30 +66,6 @@ _SKIPPED: Final = (
 )
 
 log = logging.getLogger("veilmq.cluster")
-
-
-class _Asked:
-    """What PostgreSQL says of the cluster. It is asked when somebody wants to know, at most once in some seconds."""
-
-    def __init__(self) -> None:
-        self._found: Status | None = None
-        self._until_s = 0.0
-        self._asking: asyncio.Future[None] | None = None
-
-    async def status(self, postgres: Postgres) -> Status | None:
-        """None: it does not answer."""
-        if asyncio.get_running_loop().time() >= self._until_s and self._asking is None:
-            self._asking = asyncio.ensure_future(self._ask(postgres))
-        if self._asking is not None:
-            await asyncio.wait([self._asking], timeout=_ANSWER_SECONDS)
-        return self._found
-
-    async def _ask(self, postgres: Postgres) -> None:
-        try:
-            self._found = await asyncio.to_thread(status, postgres)
-        except (Unreachable, Unfit):
-            self._found = None
-        self._asking, self._until_s = None, asyncio.get_running_loop().time() + _KEPT_SECONDS
 
 
 class ClusterServer:
@@ -124,7 +98,7 @@ class ClusterServer:
         self._epoch = 0
         self._appends = Latencies()
         self._takeovers = self._handovers = 0
-        self._asked = _Asked()
+        self._status = LatestStatus()
         self.noted: Callable[[QueueInfo], None] = lambda info: None
         self.opened: Callable[[DataDirectory], None] = lambda directory: None
         self.admin: Callable[[], asyncio.Protocol] | None = None
@@ -159,7 +133,7 @@ class ClusterServer:
 
     async def report(self) -> ClusterReport:
         """See `Cluster.report`."""
-        found, own, following = await self._asked.status(self.member.postgres), self.ownership, self.following
+        found, own, following = await self._status.ask(self.member.postgres), self.ownership, self.following
         leads = own is not None and own.holds()
         missing = None if found is None else max(0, found.records - self.member.lsn)
         return ClusterReport(
