@@ -9,7 +9,7 @@ from tests.console.hostile import HOSTILE, tags
 from tests.console.test_pages import plain
 
 from veilmq.admin.api.inputs import SettingsInput
-from veilmq.console.pages.settings import SETTINGS
+from veilmq.console.pages.queue.settings import SETTINGS
 from veilmq.console.showing import FormWrong, pairs_read, pairs_typed
 
 ORDERS = f"{CONSOLE}/orders"

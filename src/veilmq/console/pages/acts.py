@@ -19,7 +19,7 @@ from starlette.responses import Response
 from veilmq.admin.api.inputs import message_id
 from veilmq.console import ApiRefused, queue_path
 from veilmq.console.pages.queue import FILTERS, PATH, console_path, filter_in_words, filter_read, key_of
-from veilmq.console.pages.settings import SETTINGS, Given, settings_of
+from veilmq.console.pages.queue.settings import SETTINGS, Given, settings_of
 from veilmq.console.sessions import Done
 from veilmq.console.showing import (
     FormWrong,

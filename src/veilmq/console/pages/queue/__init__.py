@@ -17,7 +17,7 @@ from starlette.responses import RedirectResponse, Response
 
 from veilmq.admin.api.inputs import STATES, queue_key
 from veilmq.console import ApiRefused, queue_path
-from veilmq.console.pages.settings import settings_shown
+from veilmq.console.pages.queue.settings import settings_shown
 from veilmq.console.pictures import SPANS, charts, effects
 from veilmq.console.showing import FormWrong, blocked, clock_time, count, duration, duration_typed, iso, number, span_us
 from veilmq.console.visit import Page, Visit
