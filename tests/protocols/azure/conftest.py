@@ -8,10 +8,8 @@ store through the contract's stage, and the answer is read back as XML.
 import base64
 import hashlib
 import hmac
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlsplit
@@ -19,16 +17,13 @@ from uuid import uuid4
 from xml.etree import ElementTree
 
 import pytest
-from tests.support.contract.stage import Stage
-from tests.support.sqlite import SqliteFactory
+from tests.support.wires import StoreWire
 
-from veilmq.model.commands import Peek
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.settings.access import EVERYTHING, AccessKey, NamedAccount
 from veilmq.protocols import Request, Response
-from veilmq.protocols.azure import Call, Codec, Endpoint
+from veilmq.protocols.azure import Codec, Endpoint
 from veilmq.protocols.azure.auth import TokenRefused
-from veilmq.server.port import denied_action
 
 ACCOUNT = "examplename"
 SECRET, SECOND_SECRET = b"the first key of the account", b"the second key of the account"
@@ -103,42 +98,21 @@ class Answer:
         return [node.text or "" for node in self.xml.iterfind(path)]
 
 
-class Wire:
+class Wire(StoreWire):
     """A client: `ask` makes a request, signs it, and returns the answer."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directories = (directory / f"data-{number}" for number in itertools.count())
-        self._begin()
-
-    def renew(self) -> None:
-        """Another store and codec, as at the beginning."""
-        self.close()
-        self._begin()
-
-    def close(self) -> None:
-        self._own.store.close()
-
     def _begin(self) -> None:
-        self.stage = self._own = Stage(SqliteFactory(next(self._directories)))
+        super()._begin()
         self.key = AccessKey(ACCOUNT, "", "000000000000", grants=EVERYTHING)
         person = AccessKey("person", "", "000000000000", grants=EVERYTHING)
         self.account = NamedAccount(ACCOUNT, self.key, (SECRET, SECOND_SECRET), {"person": person, "reader": READER})
         self.ring = Ring({ACCOUNT: self.account})
         self.tokens = Claimed()
         self.codec = Codec(self.ring, Endpoint(cooldowns=False), self.tokens)
-        self.calls: list[Call] = []
 
     def configure(self, **endpoint: Any) -> None:
         """Another endpoint's settings."""
         self.codec = Codec(self.ring, Endpoint(**{"cooldowns": False} | endpoint), self.tokens)
-
-    @property
-    def wall(self) -> Instant:
-        return self.stage.now
-
-    def date(self, shift_s: float = 0) -> str:
-        """RFC 1123, so many seconds from now."""
-        return formatdate(self.wall / 1e6 + shift_s, usegmt=True)
 
     def iso(self, shift_s: float = 0) -> str:
         """ISO 8601, so many seconds from now."""
@@ -206,18 +180,7 @@ class Wire:
 
     def send(self, request: Request) -> Answer:
         """Hand a request over, and let the store answer what is asked of it."""
-        said = self.codec.decode(request, self.wall, self.wall)
-        while isinstance(said, Call):
-            self.calls.append(said)
-            action = denied_action(said.key, said.commands)
-            if action is not None:
-                return Answer(self.codec.denied(said, action))
-            if isinstance(said.commands[0], Peek):
-                outcomes = [self.stage.store.query(said.commands[0], self.stage.now)]
-            else:
-                outcomes = self.stage.batch(said.commands).outcomes
-            said = self.codec.encode(said, outcomes)
-        return Answer(said)
+        return Answer(self.carried_out(request))
 
     def read(self, response: Response) -> Answer:
         """A response, as `ask` gives it."""

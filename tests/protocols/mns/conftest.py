@@ -8,25 +8,19 @@ the contract's stage, and the answer is read back as XML.
 import base64
 import hashlib
 import hmac
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 from xml.etree import ElementTree
 
 import pytest
-from tests.support.contract.stage import Stage
-from tests.support.sqlite import SqliteFactory
+from tests.support.wires import StoreWire
 
-from veilmq.model.commands import Peek
-from veilmq.model.instant import Instant
 from veilmq.model.settings.access import EVERYTHING, AccessKey, Action, Grant
 from veilmq.protocols import Request, Response
-from veilmq.protocols.mns import Call, Codec, Endpoint
-from veilmq.server.port import denied_action
+from veilmq.protocols.mns import Codec, Endpoint
 
 KEY_ID, SECRET = "AKIDTESTS", "a secret of the tests"
 ACCOUNT, REGION = "000000000000", "us-east-1"
@@ -96,23 +90,11 @@ class Answer:
         return {child.tag.partition("}")[2]: child.text or "" for child in node}
 
 
-class Wire:
+class Wire(StoreWire):
     """A client: `ask` makes a request, signs it, and returns the answer."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directories = (directory / f"data-{number}" for number in itertools.count())
-        self._begin()
-
-    def renew(self) -> None:
-        """Another store and codec, as at the beginning."""
-        self.close()
-        self._begin()
-
-    def close(self) -> None:
-        self._own.store.close()
-
     def _begin(self) -> None:
-        self.stage = self._own = Stage(SqliteFactory(next(self._directories)))
+        super()._begin()
         reader = (Grant(frozenset({Action.RECEIVE})),)
         self.ring = Ring(
             {
@@ -128,14 +110,6 @@ class Wire:
     def configure(self, **endpoint: Any) -> None:
         """Another endpoint's settings."""
         self.codec = Codec(self.ring, Endpoint(**endpoint))
-
-    @property
-    def wall(self) -> Instant:
-        return self.stage.now
-
-    def date(self, shift_s: float = 0) -> str:
-        """RFC 1123, so many seconds from now."""
-        return formatdate(self.wall / 1e6 + shift_s, usegmt=True)
 
     def request(
         self,
@@ -180,17 +154,7 @@ class Wire:
 
     def send(self, request: Request) -> Answer:
         """Hand a request over, and let the store answer what is asked of it."""
-        said = self.codec.decode(request, self.wall, self.wall)
-        if isinstance(said, Call):
-            action = denied_action(said.key, said.commands)
-            if action is not None:
-                return Answer(self.codec.denied(said, action))
-            if isinstance(said.commands[0], Peek):
-                outcomes = [self.stage.store.query(said.commands[0], self.stage.now)]
-            else:
-                outcomes = self.stage.batch(said.commands).outcomes
-            said = self.codec.encode(said, outcomes)
-        return Answer(said)
+        return Answer(self.carried_out(request))
 
     def read(self, response: Response) -> Answer:
         """A response, as `ask` gives it."""
