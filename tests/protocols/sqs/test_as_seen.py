@@ -216,6 +216,12 @@ def test_a_redrive_policy_needs_its_count(served: Any, client: Any, url: str) ->
             {"DataType": "", "StringValue": "200"},
             "The message attribute 'HTTPStatus' must contain non-empty message attribute type.",
         ),
+        # boto/boto #3348
+        (
+            "PARAMETER_NAME",
+            {},
+            "The message attribute 'PARAMETER_NAME' must contain non-empty message attribute value.",
+        ),
         # aws/aws-sdk-php #694
         ("", {"DataType": "String", "StringValue": "x"}, "The request must contain non-empty message attribute name."),
         (
@@ -388,6 +394,17 @@ def test_a_message_of_a_batch_that_is_too_long_has_words_of_its_own(served: Any,
     (failed,) = answer["Failed"]
     words = f"One or more parameters cannot be validated. {words}"
     assert (failed["Code"], failed["Message"]) == ("InvalidParameterValue", words)
+
+
+def test_an_entry_with_a_parameter_of_the_other_type_of_queue_has_words_of_its_own(client: Any, url: str) -> None:
+    """aws/aws-sdk-js #3187, suredone/qdone #55: without the parameter, which a single send names."""
+    fifo = client.create_queue(QueueName="jobs.fifo", Attributes={"FifoQueue": "true"})["QueueUrl"]
+    of_fifo = {"MessageGroupId": "g", "MessageDeduplicationId": "d"}
+    for queue, entry in ((url, of_fifo), (fifo, {**of_fifo, "DelaySeconds": 1})):
+        answer = client.send_message_batch(QueueUrl=queue, Entries=[{"Id": "1", "MessageBody": "x", **entry}])
+        (failed,) = answer["Failed"]
+        words = "The request include parameter that is not valid for this queue type"
+        assert (failed["Code"], failed["Message"]) == ("InvalidParameterValue", words)
 
 
 def test_names_of_attributes_in_other_alphabets(client: Any, url: str) -> None:

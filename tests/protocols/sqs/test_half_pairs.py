@@ -18,7 +18,7 @@ ENTRIES: list[tuple[dict[str, Any], str]] = [
     ({"MessageBody": HALF}, FORBIDDEN),
     ({"MessageBody": "a\udfffb"}, FORBIDDEN),
     ({"MessageGroupId": HALF}, "MessageGroupId " + TOKENS),
-    ({"MessageDeduplicationId": HALF}, "MessageDeduplicationId"),
+    ({"MessageDeduplicationId": HALF}, "not valid for this queue type"),
     ({"MessageAttributes": {"a": {**TEXT, "StringValue": "v" + HALF}}}, "message attribute 'a' value, the set"),
     ({"MessageAttributes": {"a": {**TEXT, "DataType": "String." + HALF}}}, "message attribute 'a' type"),
     ({"MessageAttributes": {HALF: TEXT}}, "in the message attribute name"),

@@ -56,6 +56,14 @@ def test_entries_that_are_none_are_refused() -> None:
     assert [list(entry.message_attributes) for entry in asked.entries] == [[""]]
 
 
+@for_each("member", ["MessageAttribute", "MessageAttributes"])
+def test_a_map_may_be_named_as_in_the_json_form(member: str) -> None:
+    """aws/aws-sdk-php #694: the SDK sent that name, and AWS looked for an attribute's name in it."""
+    form = f"Action=SendMessage&{URL}&MessageBody=x&{member}.1."
+    assert list(read(f"{form}Name=a&{member}.1.Value.DataType=String").message_attributes) == ["a"]
+    assert list(read(f"{form}key=a&{member}.1.value.DataType=String").message_attributes) == [""]
+
+
 @for_each(
     ("text", "value"), [("0", 0), ("10", 10), ("-1", -1), ("05", 5), ("-007", -7), ("00", 0), ("9" * 30, 10**30 - 1)]
 )

@@ -217,7 +217,7 @@ REFUSED = [
         "set_queue_attributes",
         {"QueueUrl": URL, "Attributes": {}},
         "MissingParameter",
-        "The request must contain the parameter Attributes.",
+        "The request must contain the parameter Attribute.Name.",  # pulumi/pulumi-aws #5677
     ),
 ]
 

@@ -19,7 +19,7 @@ from veilmq.protocols import show
 from veilmq.protocols.sqs import errors, forms, limits
 from veilmq.protocols.sqs.addresses import arn
 from veilmq.protocols.sqs.attributes import NAMES, unknown_name
-from veilmq.protocols.sqs.errors import INVALID_MESSAGE_CONTENTS, Refusal, check_text
+from veilmq.protocols.sqs.errors import Refusal, check_text
 from veilmq.protocols.sqs.forms import AttributeValue, AttributeValueOut, ReceiveMessageInput
 
 TRACE_HEADER: Final = "AWSTraceHeader"
@@ -30,11 +30,6 @@ _NUMBER: Final = re.compile(r"[+-]?(?:([0-9]+)(?:\.([0-9]*))?|\.([0-9]+))(?:[eE]
 
 def _refused(text: str) -> Refusal:
     return Refusal(errors.INVALID_PARAMETER_VALUE, text)
-
-
-def check_body(text: str) -> None:
-    """Raises InvalidMessageContents if XML could not carry the body."""
-    check_text(text, "message body", INVALID_MESSAGE_CONTENTS)
 
 
 def message_attributes(given: dict[str, AttributeValue]) -> tuple[tuple[Attribute, ...], int]:
@@ -79,7 +74,8 @@ def _wrong_name(name: str) -> str:
 def _attribute(name: str, value: AttributeValue) -> Attribute:
     kind = value.data_type
     if not kind:
-        raise _refused(f"The message attribute '{name}' must contain non-empty message attribute type.")
+        what = "type" if value.string_value or value.binary_value else "value"  # boto/boto #3348
+        raise _refused(f"The message attribute '{name}' must contain non-empty message attribute {what}.")
     if len(kind) > limits.ATTRIBUTE_TYPE_CHARACTERS_MAX:
         characters_max = limits.ATTRIBUTE_TYPE_CHARACTERS_MAX
         raise _refused(f"The type of the message attribute '{name}' is longer than {characters_max} characters.")

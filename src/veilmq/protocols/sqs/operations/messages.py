@@ -57,7 +57,6 @@ from veilmq.protocols.sqs.operations.message_attributes import (
     Wanted,
     attributes_md5,
     body_md5,
-    check_body,
     lists_refused,
     message_attributes,
     show_more,
@@ -68,7 +67,7 @@ from veilmq.protocols.sqs.plain import PLAIN_DELETES, PLAIN_SEND, PLAIN_SENDS
 
 _ENTRY = "SendMessageBatchRequestEntry"
 _TRACE = b"x-amzn-trace-id"
-_OTHER_TYPE = "The request include parameter that is not valid for this queue type."
+_OTHER_TYPE = "The request include parameter that is not valid for this queue type"
 _TOKEN = "can only include alphanumeric and punctuation characters. 1 to 128 in length."
 
 
@@ -220,7 +219,7 @@ def _send(given: MessageInput, queue: QueueKey, fifo: bool, origin: Origin, trac
         raise missing("MessageBody")
     raw = body.encode()
     if not is_plain(raw):
-        check_body(body)
+        errors.check_text(body, "message body", errors.INVALID_MESSAGE_CONTENTS)
     size_bytes = len(raw)
     extras = NO_EXTRAS
     if (
@@ -235,7 +234,7 @@ def _send(given: MessageInput, queue: QueueKey, fifo: bool, origin: Origin, trac
         size_bytes += attributes_bytes
     if size_bytes > limits.MESSAGE_BYTES_MAX:
         raise errors.too_long(limits.MESSAGE_BYTES_MAX)
-    delay_us = None if given.delay_seconds is None else _delay_us(given.delay_seconds, fifo)
+    delay_us = None if given.delay_seconds is None else _delay_us(given, given.delay_seconds, fifo)
     return Send(
         queue=queue,
         origin=origin,
@@ -256,13 +255,20 @@ def _length_bytes(given: MessageInput) -> int:
     return size_bytes
 
 
-def _delay_us(delay_s: int, fifo: bool) -> int | None:
+def _other_type(given: MessageInput, parameter: str, value: object) -> Refusal:
+    """A parameter that the other type of queue has. An entry of a batch has a shorter text (aws/aws-sdk-js #3187)."""
+    if isinstance(given, SendEntry):
+        return Refusal(errors.INVALID_PARAMETER_VALUE, _OTHER_TYPE)
+    return invalid_value(parameter, value, f"{_OTHER_TYPE}.")
+
+
+def _delay_us(given: MessageInput, delay_s: int, fifo: bool) -> int | None:
     if not 0 <= delay_s <= limits.DELAY_SECONDS_MAX:
         reason = f"DelaySeconds must be >= 0 and <= {limits.DELAY_SECONDS_MAX}."
         raise invalid_value("DelaySeconds", delay_s, reason)
     if fifo:
         if delay_s:
-            raise invalid_value("DelaySeconds", delay_s, _OTHER_TYPE)
+            raise _other_type(given, "DelaySeconds", delay_s)
         return None
     return delay_s * SECOND_US
 
@@ -276,7 +282,7 @@ def _extras(given: MessageInput, header: bytes | None, fifo: bool) -> tuple[Extr
         raise invalid_value("MessageGroupId", group, f"MessageGroupId {_TOKEN}")
     if deduplication_id is not None:
         if not fifo:
-            raise invalid_value("MessageDeduplicationId", deduplication_id, _OTHER_TYPE)
+            raise _other_type(given, "MessageDeduplicationId", deduplication_id)
         if not limits.TOKEN.match(deduplication_id):
             raise invalid_value("MessageDeduplicationId", deduplication_id, f"MessageDeduplicationId {_TOKEN}")
     attributes, size_bytes = message_attributes(given.message_attributes or {})

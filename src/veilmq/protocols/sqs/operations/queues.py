@@ -140,10 +140,8 @@ def plan_list(asked: Asked, given: ListQueuesInput) -> Plan:
 
 def answer_list(call: Call, outcomes: Sequence[Outcome]) -> forms.ListQueuesResult:
     """ListQueuesResult."""
-    listed: QueuesListed = sole(call, outcomes)
-    if not listed.queues:
-        return forms.ListQueuesResult()
-    return forms.ListQueuesResult(*_listed(call, listed))
+    urls, token = _listed(call, sole(call, outcomes))
+    return forms.ListQueuesResult(urls or None, token)
 
 
 def _page(count: int | None) -> int | None:
@@ -227,7 +225,7 @@ def plan_set_attributes(asked: Asked, given: SetQueueAttributesInput) -> Plan:
     """SetQueueAttributes."""
     queue = asked.queue(given.queue_url)
     if not given.attributes:
-        raise missing("Attributes")
+        raise missing("Attribute.Name")  # as AWS says in both forms: pulumi/pulumi-aws #5677
     change = settings_change(queue, given.attributes, creating=False)
     command = ChangeQueue(queue=queue, origin=asked.caller.origin, change=change)
     return (command,), given.attributes.get("RedrivePolicy")
