@@ -78,9 +78,9 @@ SAID = [
         "change_message_visibility",
         EXTEND,
         LeaseExpired(**LEASE),
-        "AWS.SimpleQueueService.MessageNotInflight",
+        "InvalidParameterValue",
         400,
-        "The specified message isn't in flight.",
+        EXPIRED,
     ),
     ("change_message_visibility", EXTEND, MessageGone(**LEASE), "InvalidParameterValue", 400, GONE),
     ("change_message_visibility", EXTEND, LeaseTaken(**LEASE), "InvalidParameterValue", 400, GONE),
@@ -251,7 +251,6 @@ def test_clients_of_both_forms_meet_the_error(
 
 
 CLASSES = {
-    "AWS.SimpleQueueService.MessageNotInflight": "MessageNotInflight",
     "AWS.SimpleQueueService.NonExistentQueue": "QueueDoesNotExist",
     "AWS.SimpleQueueService.PurgeQueueInProgress": "PurgeQueueInProgress",
     "AWS.SimpleQueueService.QueueDeletedRecently": "QueueDeletedRecently",

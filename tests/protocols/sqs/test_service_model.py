@@ -286,17 +286,6 @@ def _deleted(world: World, operation: str, given: Given) -> str:
     return world.error(operation, {"QueueName": "jobs"})
 
 
-def _released(world: World, operation: str, given: Given) -> str:
-    """Only a FIFO queue refuses a lease that has ended."""
-    world.client.send_message(QueueUrl=FIFO, MessageBody="x", MessageGroupId="g", MessageDeduplicationId="released")
-    (message,) = world.client.receive_message(QueueUrl=FIFO, VisibilityTimeout=0)["Messages"]
-    world.served.later(1)
-    ended = {"QueueUrl": FIFO, "ReceiptHandle": message["ReceiptHandle"]}
-    if "Entries" in given:
-        ended = {"QueueUrl": FIFO, "Entries": [given["Entries"][0] | {"ReceiptHandle": message["ReceiptHandle"]}]}
-    return world.error(operation, given | ended)
-
-
 def _purged(world: World, operation: str, given: Given) -> str:
     world.client.purge_queue(QueueUrl=URL)
     return world.error(operation, given)
@@ -337,7 +326,6 @@ REACHED: dict[str, Reach] = {
         given | ({"AttributeNames": ["Nonsense"]} if "AttributeNames" in given else {"Attributes": {"Nonsense": "1"}}),
     ),
     "InvalidAttributeValue": _changed(Attributes={"DelaySeconds": "901"}),
-    "MessageNotInflight": _released,
     "ReceiptHandleIsInvalid": _changed(ReceiptHandle="nonsense"),
     "PurgeQueueInProgress": _purged,
     "ResourceNotFoundException": lambda world, operation, given: world.error(
@@ -357,6 +345,7 @@ REACHED_BY: dict[tuple[str, str], Reach] = {
 NO_CASE = "every operation is carried out on every queue; AWS names no case"
 NO_URL = "the operation names no queue URL that could be invalid"
 NEVER: dict[tuple[str, str], str] = {
+    ("ChangeMessageVisibility", "MessageNotInflight"): "nobody has seen it from AWS; InvalidParameterValue is answered",
     ("DeleteMessage", "InvalidIdFormat"): "deprecated by AWS; ReceiptHandleIsInvalid is answered, as AWS does today",
     **{(name, "UnsupportedOperation"): NO_CASE for name in GIVEN if (name, "UnsupportedOperation") not in REACHED_BY},
     **{
@@ -415,7 +404,7 @@ def test_every_error_shape_has_its_status() -> None:
         for fault in known
         if isinstance(fault, errors.Fault) and fault.shape.startswith("com.amazonaws.sqs#")
     }
-    shapes = {shape for _, shape in DOCUMENTED} - {"InvalidIdFormat"}
+    shapes = {shape for _, shape in DOCUMENTED} - {"InvalidIdFormat", "MessageNotInflight"}
     assert {shape: found.get(shape) for shape in shapes} == {shape: STATUSES.get(shape, 400) for shape in shapes}
 
 

@@ -74,7 +74,6 @@ INVALID_ATTRIBUTE_VALUE: Final = _model("InvalidAttributeValue")
 INVALID_BATCH_ENTRY_ID: Final = _model("InvalidBatchEntryId", _PREFIX + "InvalidBatchEntryId")
 INVALID_MESSAGE_CONTENTS: Final = _model("InvalidMessageContents")
 INVALID_SECURITY: Final = _model("InvalidSecurity", status=403)
-MESSAGE_NOT_INFLIGHT: Final = _model("MessageNotInflight", _PREFIX + "MessageNotInflight")
 OVER_LIMIT: Final = _model("OverLimit", status=403)
 PURGE_QUEUE_IN_PROGRESS: Final = _model("PurgeQueueInProgress", _PREFIX + "PurgeQueueInProgress", 403)
 QUEUE_DELETED_RECENTLY: Final = _model("QueueDeletedRecently", _PREFIX + "QueueDeletedRecently")
@@ -287,8 +286,7 @@ def redrive_refused(error: errors.RedriveRefused, text: str) -> Refusal:
 
 
 def _lease_expired(error: errors.LeaseExpired, command: AnyCommand) -> Refusal:
-    if isinstance(command, Extend):
-        return Refusal(MESSAGE_NOT_INFLIGHT, "The specified message isn't in flight.")
+    """Nobody has seen AWS answer MessageNotInflight (aws/aws-sdk-java #1628, getmoto/moto #4655)."""
     return invalid_value("ReceiptHandle", _handle_of(command), "The receipt handle has expired.")
 
 
