@@ -248,6 +248,7 @@ def test_handles_pasted_as_they_are(wire: Any) -> None:
         ("PUT", f"?ReceiptHandle={GARBAGE}&VisibilityTimeout=soon", "InvalidQueryString"),
         ("GET", "?waitseconds=31", "InvalidArgument"),
         ("GET", "?waitseconds=-1", "InvalidArgument"),
+        ("GET", f"?waitseconds={10**30}", "InvalidArgument"),
         ("GET", "?waitseconds=", "InvalidQueryString"),
         ("GET", "?numOfMessages=0", "InvalidArgument"),
         ("GET", "?numOfMessages=17", "InvalidArgument"),

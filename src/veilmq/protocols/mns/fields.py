@@ -3,8 +3,7 @@ and the XML of requests and responses.
 
 Strategy: names of parameters are case-insensitive (SDKs write ReceiptHandle and receiptHandle). Values are
 percent-decoded and `+` stays `+`, because three SDKs paste a handle unescaped. The marker of a page is its last name in
-base64, so no state is kept between pages. Names that MNS does not allow are left out, so a page may be short or empty
-and still have a next page.
+base64, so no state is kept between pages.
 
 A document becomes the small tree of `veilmq.protocols`. Namespaces are ignored, because ali-mns sends none. A
 response is joined strings, without a tree. The namespace of a response has a final slash, except in `Error`: the Java
@@ -24,7 +23,9 @@ from veilmq.protocols.mns.errors import Refusal, bad, malformed, out_of_range
 
 T = TypeVar("T")
 
-_INTEGER: Final = re.compile(r"[+-]?[0-9]{1,18}\Z")
+_INTEGER: Final = re.compile(r"[+-]?[0-9]+\Z")
+_INTEGER_CHARACTERS_MAX: Final = 20
+"""A longer number is out of every range, and is not converted, which would take long."""
 _BOOLEANS: Final = {"true": True, "false": False}
 
 
@@ -60,8 +61,8 @@ def whole_number(parameters: dict[str, str], name: str, minimum: int, maximum: i
         return None
     if not _INTEGER.match(text):
         raise Refusal(errors.INVALID_QUERY_STRING, f"The value of {name} is not a whole number.")
-    value = int(text)
-    if not minimum <= value <= maximum:
+    value = integer(text)
+    if value is None or not minimum <= value <= maximum:
         raise out_of_range(name, minimum, maximum, noun)
     return value
 
@@ -83,8 +84,8 @@ def boolean(text: str) -> bool | None:
 
 
 def integer(text: str) -> int | None:
-    """A whole number, or None."""
-    return int(text) if _INTEGER.match(text) else None
+    """A whole number; None for any other text, and for one that is out of every range."""
+    return int(text) if len(text) <= _INTEGER_CHARACTERS_MAX and _INTEGER.match(text) else None
 
 
 class Page(NamedTuple):
