@@ -12,7 +12,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
-from veilmq.testing.local import LocalServer, ServerProcess
+from veilmq.testing.local import LocalServer
 
 pytestmark = pytest.mark.slow
 
@@ -44,34 +44,31 @@ def receiver() -> Iterator[Any]:
     server.server_close()
 
 
-def test_a_push_bears_a_signature_that_our_certificate_verifies(receiver: Any, tmp_path: Path) -> None:
+def test_a_push_bears_a_signature_that_our_certificate_verifies(receiver: Any, veilmq_server: LocalServer) -> None:
+    """The fixture's server pushes to this machine without an option."""
     import base64
 
     from mns.account import Account
     from mns.subscription import SubscriptionMeta
     from mns.topic import TopicMessage, TopicMeta
 
-    server = ServerProcess(tmp_path, "--push-allow", "127.0.0.0/8").start()
-    try:
-        account = Account(server.mns, "id", "secret")
-        topic = account.get_topic("news")
-        topic.create(TopicMeta())
-        endpoint = f"http://127.0.0.1:{receiver.server_port}/notifications"
-        topic.get_subscription("s").subscribe(SubscriptionMeta(endpoint, notify_content_format="SIMPLIFIED"))
-        topic.publish_message(TopicMessage("hello"))
-        assert receiver.came.acquire(timeout=30)
-        path, headers, body = receiver.got[0]
-        url = base64.b64decode(headers["x-mns-signing-cert-url"]).decode()
-        with urllib.request.urlopen(url, timeout=10) as answer:
-            key = x509.load_pem_x509_certificate(answer.read()).public_key()
-        assert isinstance(key, rsa.RSAPublicKey)
-        extra = "".join(f"{name}:{headers[name]}\n" for name in sorted(headers) if name.startswith("x-mns-"))
-        text = f"POST\n{headers['content-md5']}\n{headers['content-type']}\n{headers['date']}\n{extra}{path}"
-        key.verify(base64.b64decode(headers["authorization"]), text.encode(), padding.PKCS1v15(), hashes.SHA1())
-        account.mns_client.close_connection()
-        assert body.decode() in ("hello", base64.b64encode(b"hello").decode())
-    finally:
-        server.stop()
+    account = Account(veilmq_server.mns_url, "id", "secret")
+    topic = account.get_topic("news")
+    topic.create(TopicMeta())
+    endpoint = f"http://127.0.0.1:{receiver.server_port}/notifications"
+    topic.get_subscription("s").subscribe(SubscriptionMeta(endpoint, notify_content_format="SIMPLIFIED"))
+    topic.publish_message(TopicMessage("hello"))
+    assert receiver.came.acquire(timeout=30)
+    path, headers, body = receiver.got[0]
+    url = base64.b64decode(headers["x-mns-signing-cert-url"]).decode()
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        key = x509.load_pem_x509_certificate(answer.read()).public_key()
+    assert isinstance(key, rsa.RSAPublicKey)
+    extra = "".join(f"{name}:{headers[name]}\n" for name in sorted(headers) if name.startswith("x-mns-"))
+    text = f"POST\n{headers['content-md5']}\n{headers['content-type']}\n{headers['date']}\n{extra}{path}"
+    key.verify(base64.b64decode(headers["authorization"]), text.encode(), padding.PKCS1v15(), hashes.SHA1())
+    account.mns_client.close_connection()
+    assert body.decode() in ("hello", base64.b64encode(b"hello").decode())
 
 
 class Stubborn(Receiver):

@@ -25,7 +25,7 @@ def veilmq_server_process(tmp_path_factory: pytest.TempPathFactory) -> "Iterator
     """One server for the whole run, or per worker under pytest-xdist."""
     from veilmq.testing.local import LocalServer
 
-    server = LocalServer(tmp_path_factory.mktemp("veilmq"), "--no-cooldowns")
+    server = LocalServer(tmp_path_factory.mktemp("veilmq"), "--no-cooldowns", "--push-allow", "127.0.0.0/8,::1/128")
     yield server
     server.stop()
 
