@@ -23,6 +23,15 @@ def sqs(endpoint: str, region: str, key: str) -> Any:
     )
 
 
+def renew(client: Any) -> None:
+    """What test suites do between two tests: purge, delete and create, one right after the other."""
+    for _ in range(2):
+        url = client.create_queue(QueueName="each-test")["QueueUrl"]
+        for _ in range(2):
+            client.purge_queue(QueueUrl=url)
+        client.delete_queue(QueueUrl=url)
+
+
 def elasticmq() -> None:
     """Its documentation signs for `elasticmq`; most applications sign for a region of AWS, and find the same queues."""
     for region in ("elasticmq", "eu-west-1", "us-east-1"):
@@ -35,6 +44,7 @@ def elasticmq() -> None:
         client.send_message(QueueUrl=url, MessageBody=region)
     received = sqs("http://elasticmq:9324", "ap-south-1", "y").receive_message(QueueUrl=url, MaxNumberOfMessages=10)
     assert len(received["Messages"]) == 3, received
+    renew(client)
 
 
 def localstack() -> None:
@@ -56,6 +66,7 @@ def localstack() -> None:
     assert url == "http://sqs.eu-west-1.localhost.localstack.cloud:4566/000000000000/away", url
     away.send_message(QueueUrl=url, MessageBody="by the URL of another region")
     assert client.list_queues()["QueueUrls"] == ["http://localstack:4566/000000000000/orders"]
+    renew(client)
 
 
 def azurite() -> None:
@@ -69,6 +80,9 @@ def azurite() -> None:
         (again,) = queue.receive_messages()
         queue.delete_message(again)
         assert [each.name for each in service.list_queues()] == ["orders"]
+        for _ in range(2):  # what test suites do between two tests
+            service.create_queue("each-test")
+            service.delete_queue("each-test")
 
 
 if __name__ == "__main__":
