@@ -2,8 +2,9 @@
 
 Strategy: `Verifier` picks the way: SharedKey (shared_key.py), a shared access signature (sas.py) or a bearer token.
 Each gives one `Caller` (call.py). The Authorization header decides if there is one, else `sig` in the query. Both keys
-of an account are tried. An unknown account is treated like one with wrong keys, so that a stranger learns no names. A
-request that is signed itself must be fresh: its date is within 15 minutes of ours.
+of an account are tried. An unknown account is treated like one with wrong keys, so that a stranger learns no names; in
+development mode, whose account everybody knows, the refusal names it. A request that is signed itself must be fresh:
+its date is within 15 minutes of ours.
 
 The signature of a bearer token is checked by the holder of the issuer's keys (`Tokens`, an interface given to the
 codec: this room imports no cryptography). The claims are checked here: audience, times, and whether the account knows
@@ -135,6 +136,9 @@ _SHARED_KEY: Final = b"sharedkey"
 _SHARED_KEY_LITE: Final = b"sharedkeylite"
 _BEARER: Final = b"bearer"
 _NO_SECRET: Final = (b"",)
+_DEVELOPMENT: Final = (
+    "In development mode it is devstoreaccount1, as in http://HOST:PORT/devstoreaccount1; others need --credentials."
+)
 
 
 class Verifier:
@@ -150,6 +154,8 @@ class Verifier:
     def verify(self, request: Request, place: Place, parameters: dict[str, str], version: str, wall: Instant) -> Caller:
         """The sender of the request. Raises Refusal if it cannot be verified."""
         account = self._accounts.find_account(place.account)
+        if account is None and not self._accounts.checks:
+            raise unauthenticated(f"There is no account '{show(place.account)}' here. {_DEVELOPMENT}")
         authorization = request.headers.get(b"authorization")
         if authorization is None:
             if "sig" in parameters:
