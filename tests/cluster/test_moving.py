@@ -1,5 +1,6 @@
 """The data of a server alone becomes a cluster's, and back."""
 
+import shutil
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime
@@ -17,6 +18,7 @@ from tests.support.following import compare
 from tests.support.postgres import Pair
 from tests.support.sqlite import SMALL, SqliteFactory
 
+from veilmq.cli.failures import Exit
 from veilmq.cli.output import instant
 from veilmq.cluster.member.copy import Copy
 from veilmq.cluster.moving import export_directory, import_directory
@@ -208,6 +210,13 @@ class TestRefused:
 
         assert "is held by pid" in refused()
         stage.store.close()
+        shutil.copytree(tmp_path / "alone", damaged := tmp_path / "damaged")
+        with (damaged / "veilmq.db").open("r+b") as file:
+            file.seek(8_192)
+            file.write(bytes(65_536))
+        ended = run("cluster", "import", str(damaged), "--cluster", empty.pair.dsn)
+        advice = f"see what can be had: veilmq check --data {damaged} --repair NEW_DIRECTORY --backup NEWEST_BACKUP"
+        assert (ended.code, advice in ended.err) == (Exit.STORE, True), ended.err
         empty.pair.primary.query("update veilmq.shard set format = 1")
         assert "has state format 1, this release needs" in refused()
         empty.pair.primary.query(f"update veilmq.shard set format = {STATE_FORMAT}")

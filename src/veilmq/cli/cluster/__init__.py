@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import msgspec
 import typer
 
-from veilmq.cli.failures import Exit, Failure, check_directory, taken
+from veilmq.cli.failures import Exit, Failure, check_directory, repair_advice, taken
 from veilmq.cli.output import counted, print_json
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def _import(
     from veilmq.cluster.moving import import_directory
     from veilmq.server.clock import wall
 
-    with _asking(url, single_copy) as postgres, _moving(directory):
+    with _asking(url, single_copy) as postgres, _moving(directory, reads=True):
         moved = import_directory(postgres, directory, wall())
     print(f"imported {moved.size_bytes} bytes; receipt handles stay good")
     print("start the cluster's servers with empty data directories: `veilmq serve --cluster URL`")
@@ -203,8 +203,8 @@ def _export(
 
 
 @contextmanager
-def _moving(directory: Path) -> Iterator[None]:
-    """Raises Failure with what is wrong with the directory."""
+def _moving(directory: Path, *, reads: bool = False) -> Iterator[None]:
+    """Raises Failure with what is wrong with the directory. reads: the data comes from there."""
     from veilmq.model.errors import StoreError
     from veilmq.store.directory import (
         DatabaseFailed,
@@ -226,10 +226,12 @@ def _moving(directory: Path) -> Iterator[None]:
     except (DirectoryUnsafe, SchemaRefused, NotOurs) as error:
         raise Failure(Exit.DIRECTORY, str(error)) from None
     except Diverged as error:
-        advice = f"See what can be had: veilmq check --data {directory} --repair NEW"
-        raise Failure(Exit.DIRECTORY, f"{directory}: {error}", advice) from None
+        raise Failure(Exit.DIRECTORY, f"{directory}: {error}", repair_advice(directory)) from None
     except (DatabaseFailed, DatabaseUnusable, StoreError, OSError) as error:
-        raise Failure(Exit.STORE, f"nothing was moved: {error}", "Is there space for a copy of the data?") from None
+        advice = "Is there space for a copy of the data?"
+        if reads and isinstance(error, (DatabaseFailed, DatabaseUnusable)):
+            advice = repair_advice(directory, is_damaged=False)
+        raise Failure(Exit.STORE, f"nothing was moved: {error}", advice) from None
 
 
 def _drain(server: _Server, url: _Url, single_copy: _SingleCopy = False) -> None:
