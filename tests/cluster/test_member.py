@@ -112,10 +112,11 @@ def following(member: Member, clock: "CountingClock", patience_s: float) -> Iter
 
 @pytest.mark.parametrize("to", ["", "one"], ids=["to any", "back"])
 def test_who_was_asked_to_hand_over_leaves_the_shard_to_others_for_a_while(
-    cluster: Cluster, tmp_path: Path, to: str
+    cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture, to: str
 ) -> None:
     """Nobody owns it, so anybody may take over at once. Unless it is handed back to that very server. While a commit
-    waits it cannot take over, and says why."""
+    waits it cannot take over, and says why: once, however often it tries."""
+    caplog.set_level("INFO", "veilmq.cluster")
     clock = CountingClock()
     member = member_of(cluster, tmp_path / "copy", clock)
     with following(member, clock, 2) as found:
@@ -127,6 +128,9 @@ def test_who_was_asked_to_hand_over_leaves_the_shard_to_others_for_a_while(
                 connection.execute("select from veilmq.shard for update")
                 clock.advance(2 * SECOND_US)
                 until(lambda: "and this server cannot take over: an append of the owner is under way" in member.unowned)
+                reads = clock.reads
+                until(lambda: clock.reads > reads + 20)
+                assert sum("not taken over" in each for each in caplog.messages) == 1
         assert isinstance(found.result(20), Ownership)
     assert member.unowned == "nobody owns the queues at present"
 

@@ -228,9 +228,11 @@ def test_every_server_answers_every_request(servers: Servers) -> None:
     assert third.counts() == (0, 0)
 
 
-def test_a_killed_owner_is_replaced_and_nothing_is_lost(servers: Servers) -> None:
-    """Clients of the other server wait for the lease to end, and get no error."""
-    first, second = servers.start("one"), servers.start("two")
+def test_a_killed_owner_is_replaced_and_nothing_is_lost(servers: Servers, run: Run) -> None:
+    """Clients of the other server wait for the lease to end, and get no error. A third one does not take the new owner
+    for the old one."""
+    first, second, third = (servers.start(name) for name in ("one", "two", "three"))
+    assert run("cluster", "drain", "--cluster", servers.pair.dsn, "three").code == 0
     client = Client(second)
     for number in range(20):
         client.send(str(number))
@@ -239,6 +241,9 @@ def test_a_killed_owner_is_replaced_and_nothing_is_lost(servers: Servers) -> Non
     client.send("sent meanwhile")
     assert servers.owner() == "two"
     told(second, before, STORY_OF_A_KILL)
+    until(lambda: "connected to server two" in third.log.read_text())
+    assert "the owner, one, is silent" in third.log.read_text()
+    assert "signs of life again" not in third.log.read_text()
     (silent_s,) = re.findall(r"which gave no sign of life for (\d+\.\d) s", second.log.read_text())
     assert float(silent_s) >= LEASE_S
     assert client.counts() == (21 - len(taken), len(taken))

@@ -208,7 +208,8 @@ class Member:
                         return ownership
                     following.looked += 1
                 except StillOwned as error:
-                    log.info("not taken over: %s", error)
+                    if self._not_taken != str(error):  # it may last as long as PostgreSQL waits for a standby
+                        log.info("not taken over: %s", error)
                     self._not_taken = str(error)
                 except FOR_GOOD:
                     raise
@@ -425,6 +426,7 @@ def _note_silence(silent: str, sight: Sight, candidate: Candidate) -> str:
         log.warning("the owner, %s, is silent: this server may take over in %.1f s", sight.owner, left_s)
         return sight.owner
     if silent and not silent_us:
-        log.info("the owner, %s, gives signs of life again", silent)
+        if sight.owner == silent:  # else another server has taken over
+            log.info("the owner, %s, gives signs of life again", silent)
         return ""
     return silent
