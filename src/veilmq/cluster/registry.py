@@ -63,9 +63,11 @@ _ASK: Final = "update veilmq.lease set wanted = %s where id = %s returning epoch
 _LEASE: Final = """
     select beat, greatest(0, extract(epoch from clock_timestamp() - renewed))::float8 from veilmq.lease where id = %s
 """
+# A standby that stands still reports no lag: then what counts is since when it has said nothing, though it lacks some.
 _STANDBYS: Final = """
     select application_name, coalesce(sync_state, ''), coalesce(state, ''),
-           coalesce(extract(epoch from replay_lag), 0)::float8
+           greatest(0, extract(epoch from replay_lag), case when replay_lsn < pg_current_wal_lsn()
+                    then extract(epoch from clock_timestamp() - reply_time) end)::float8
     from pg_stat_replication order by 1
 """
 _SNAPSHOT: Final = """
@@ -209,7 +211,7 @@ def drain(session: Session, name: str, *, undo: bool = False) -> None:
         found = servers(session)
         _named(found, name)
         if not undo and not another(found, name):
-            raise Unfit(f"no other server could own the queues: start one before you drain {name}")
+            raise Unfit(f"no other server could own the queues: start one, or undrain one, before you drain {name}")
         session.execute("update veilmq.server set drained = %s where name = %s", (not undo, name))
 
 
