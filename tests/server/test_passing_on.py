@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
+from veilmq.cli.serve.without_owner import shown_to_browsers
 from veilmq.cluster.peer import Identity
 from veilmq.cluster.peer.handshake import Handshake, Role
 from veilmq.cluster.peer.port import PeerPort
 from veilmq.server.cluster.admin import Owner, Unreached, connect, passing_on, while_owner
+from veilmq.server.config.settings import Settings
 
 BODY = (b"first part, ", b"last part")
 
@@ -120,3 +122,44 @@ def test_a_request_whose_client_is_gone_is_not_sent_again(method: str, headers: 
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(asyncio.wait_for(passed.play(method, headers), 20))
     assert (len(passed.bodies), passed.answer) == (1, [])
+
+
+def test_a_browser_is_refused_with_a_page_that_says_why() -> None:
+    """Which a name that points at this machine gets no more than any other page; a program gets JSON."""
+
+    async def refusing(scope: Any, receive: Any, send: Any) -> None:
+        async def late(scope: Any, receive: Any, send: Any) -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+
+        await while_owner(lambda: False, late)(scope, receive, send)
+
+    reaches = True
+
+    def play(path: str, accept: bytes = b"text/html,*/*", host: bytes = b"127.0.0.1:9325") -> tuple[int, Any, str]:
+        sent: list[Any] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        headers = [(b"host", host), (b"accept", accept)]
+        scope = {
+            "type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "query_string": b"",
+            "headers": headers, "scheme": "http", "server": ("127.0.0.1", 9325), "root_path": "",
+        }  # fmt: skip
+        shown = shown_to_browsers(refusing, Settings(cluster="postgresql:///", cluster_name="two"), lambda: reaches)
+        asyncio.run(shown(scope, None, send))  # type: ignore[arg-type]
+        found = dict(sent[0]["headers"])
+        return sent[0]["status"], found, b"".join(each.get("body", b"") for each in sent[1:]).decode()
+
+    status, headers, body = play("/console/queues")
+    assert (status, headers[b"content-type"]) == (503, b"text/html; charset=utf-8")
+    assert b"frame-ancestors" in headers[b"content-security-policy"]
+    assert "Server two says: this server" in body
+    assert "lease has ended" in body
+    assert '<meta http-equiv="refresh"' in body
+    assert play("/console/", host=b"rebound.example")[0] == 403
+    assert play("/console/queues", accept=b"application/json")[1][b"content-type"] == b"application/json"
+    assert play("/api/v1/queues")[1][b"content-type"] == b"application/json"
+    for reaches in (True, False):  # noqa: B007
+        status, headers, body = play("/console/static/console.css")
+        assert (status, headers[b"content-type"], ".door" in body) == (200, b"text/css; charset=utf-8", True)

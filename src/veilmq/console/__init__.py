@@ -42,7 +42,7 @@ def application(service: Service, settings: Settings, token: str) -> ASGIApp:
         path = scope.get("path", "")
         if scope["type"] == "http" and (path == "/console" or path.startswith(HOME)):
             await console(scope, receive, send)
-        elif path == "/" and _is_browser(scope):
+        elif path == "/" and is_browser(scope):
             await RedirectResponse(HOME, 307)(scope, receive, send)
         else:
             await api(scope, receive, send)
@@ -73,7 +73,8 @@ def _load() -> None:
     import veilmq.console.app  # noqa: F401
 
 
-def _is_browser(scope: Scope) -> bool:
+def is_browser(scope: Scope) -> bool:
+    """Whether it asks for a page."""
     return any(name == b"accept" and _HTML.search(value.decode("latin-1")) for name, value in scope["headers"])
 
 

@@ -126,7 +126,7 @@ def console(service: Service, settings: Settings, token: str, api: Starlette) ->
         Route(SIGN_IN, entrance.enter, methods=["POST"]),
         Route("/console/links", entrance.link, methods=["POST"]),
         Route(SIGN_OUT, visited(leave), methods=["POST"]),
-        Route("/console/static/{name}", _static, methods=["GET"]),
+        STATIC,
     ]
     for each in PAGES:
         endpoint = polled(each.shown) if each.is_polled else visited(each.shown)
@@ -143,6 +143,11 @@ def console(service: Service, settings: Settings, token: str, api: Starlette) ->
         },
     )
     app.router.redirect_slashes = False
+    return guarded(app, settings)
+
+
+def guarded(app: ASGIApp, settings: Settings) -> ASGIApp:
+    """An application of the console, behind the guard."""
     return Guard(app, _hosts(settings), _domains(settings))
 
 
@@ -172,6 +177,9 @@ async def _static(request: Request) -> Response:
     if name not in _FILES:
         raise HTTPException(404, "no such file")
     return Response((files("veilmq.console") / "static" / name).read_bytes(), media_type=_FILES[name])
+
+
+STATIC: Final = Route("/console/static/{name}", _static, methods=["GET"])
 
 
 async def _sign_in(request: Request, error: Exception) -> Response:

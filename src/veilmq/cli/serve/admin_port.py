@@ -47,6 +47,7 @@ from veilmq.admin.app import create_copy_app, create_own_app, of_one_copy
 from veilmq.admin.history.feed import PATH, READ_HEADER, reads_copy
 from veilmq.admin.metrics import of_a_follower
 from veilmq.cli.serve import BACKLOG, AdminEntry
+from veilmq.cli.serve.without_owner import shown_to_browsers
 from veilmq.console import application
 from veilmq.model.errors import VeilError
 from veilmq.protocols import absolute_form
@@ -339,7 +340,10 @@ def by_role(service: Service, entry: AdminEntry, build: Callable[[str], ASGIApp]
         assert found is not None
         await found(scope, receive, send)
 
-    return app
+    cluster = service.cluster
+    if cluster is None:
+        return app
+    return shown_to_browsers(app, service.settings, lambda: cluster.holds() or cluster.following.ready)
 
 
 def _from_copy(service: Service, entry: AdminEntry) -> Callable[[Scope], Awaitable[ASGIApp | None]]:
