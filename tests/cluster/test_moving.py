@@ -123,7 +123,9 @@ def test_nothing_is_lost_in_there_and_back(empty: Cluster, tmp_path: Path) -> No
 def test_what_only_the_redo_log_has_is_imported(empty: Cluster, tmp_path: Path) -> None:
     stage, _ = played(tmp_path / "alone")
     stage.factory.kill(stage.store)
+    (tmp_path / "alone" / "import-killed").mkdir()  # a copy, by an import that was killed
     import_directory(empty.postgres(), tmp_path / "alone", NOW)
+    assert not [*(tmp_path / "alone").glob("import-*")]
     snapshots = Snapshots(empty.postgres(), empty.shard.incarnation)
     with closing(Copy(tmp_path / "copy", follower, snapshots)) as copy:
         copy.catch_up(empty.reader())

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
+from shutil import rmtree
 from tempfile import TemporaryDirectory
 from time import sleep
 from typing import Final, NamedTuple
@@ -43,6 +44,7 @@ from veilmq.store.directory import DATABASE, DataDirectory, NotOurs
 from veilmq.store.log import Entry, Held, NotOwner, Point, Position, Record, RecordsEnd, SourceUnusable, checksum
 
 _LOOK_SECONDS: Final = 0.1
+_PLACE: Final = "import-"
 _NAME: Final = "veilmq cluster export"
 _OPTIONS: Final = Options(reserve_bytes=0)
 _FAILED: Final = "PostgreSQL did not carry it out"
@@ -69,10 +71,7 @@ def import_directory(postgres: Postgres, directory: Path, wall: Instant) -> Move
         shard = _empty(session)
     if not (directory / DATABASE).is_file():
         raise NotOurs(f"{directory} has no {DATABASE}")
-    with (
-        closing(DataDirectory(directory, 0, 0)) as source,
-        TemporaryDirectory(dir=directory, prefix="import-") as place,
-    ):
+    with closing(DataDirectory(directory, 0, 0)) as source, _place(directory) as place:
         copy = Path(place, DATABASE)
         found = copy_checked(source.database, copy)
         if 0 < found.position.epoch < EPOCH_MIN:
@@ -99,6 +98,15 @@ def import_directory(postgres: Postgres, directory: Path, wall: Instant) -> Move
             )
         set_position(source.database, position)  # so that no server starts on it
     return Moved(position, size)
+
+
+@contextmanager
+def _place(directory: Path) -> Iterator[str]:
+    """A folder for the copy. The directory is held, so that of an import that was killed is nobody's: it is removed."""
+    for left in directory.glob(f"{_PLACE}*"):
+        rmtree(left, ignore_errors=True)
+    with TemporaryDirectory(dir=directory, prefix=_PLACE) as place:
+        yield place
 
 
 def _empty(session: Session, *, lock: bool = False) -> Shard:
