@@ -793,6 +793,9 @@ def test_a_drained_server_owns_nothing_and_is_not_ready(servers: Servers, run: R
     run("cluster", "undrain", *url, "one")
     until(lambda: ready(first))
     assert lacks not in run("cluster", "status", *url).out
+    first.process.send_signal(signal.SIGSTOP)
+    missed = run("cluster", "handover", *url, "--to", "one")
+    assert (missed.code, "one did not take the queues over: two owns them, in epoch" in missed.err) == (1, True)
 
 
 def test_two_servers_of_one_name_are_told(servers: Servers) -> None:

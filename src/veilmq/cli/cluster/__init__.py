@@ -165,6 +165,9 @@ def _hand_over(
             return
         epoch = within(postgres, lambda session: ask_to_hand_over(session, to))
         found = _wait(postgres, "not handed over", lambda found: found.owned and found.epoch != epoch)
+        if to not in {"", found.owner}:
+            text = f"{to} did not take the queues over: {found.owner} owns them, in epoch {found.epoch}"
+            raise Failure(Exit.WRONG, text, f"See what the log of {to} says, and whether it still runs.")
     print(f"{found.owner} owns the queues, in epoch {found.epoch}")
 
 
