@@ -188,6 +188,8 @@ class TestInit:
         try:
             with as_role(cluster.pair, user="plain").connect() as session, pytest.raises(Unfit, match="the role that"):
                 look(session)
+            with pytest.raises(Unfit, match="the role that"):
+                init(as_role(cluster.pair, user="plain"), state_format=1)
             primary.query("grant usage on schema veilmq to plain")
             primary.query("grant select, insert, update, delete on all tables in schema veilmq to plain")
             with as_role(cluster.pair, user="plain").connect() as session, pytest.raises(Unfit, match="'veilmq', or"):
@@ -204,6 +206,7 @@ class TestInit:
                 dsn = make_conninfo(primary.dsn, user="plain")
                 shown = run("cluster", "status", "--cluster", dsn, "--single-copy").out
                 assert ("grant pg_monitor" in shown, "none confirms commits" in shown) == (bool(names), not names)
+                assert f"standby   {cluster.pair.standby.name}: not known\n" in shown
         finally:
             primary.set("synchronous_standby_names", cluster.pair.standby.name)
             primary.query("drop schema veilmq cascade")

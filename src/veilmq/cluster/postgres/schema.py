@@ -178,10 +178,13 @@ def init(
             with session.certain(goes_on=True):
                 return look(session, incarnation=incarnation)
         except psycopg.errors.InsufficientPrivilege as error:
-            raise Unfit(
-                f"the role {session.info.user!r} may not create the tables: grant it CREATE on the database "
-                f"{session.info.dbname!r} ({error.diag.message_primary})"
-            ) from error
+            [(exists,)] = session.execute("select to_regnamespace('veilmq') is not null")
+            may_not = (
+                "use the schema veilmq, which is there already: use the role that created it"
+                if exists
+                else f"create the tables: grant it CREATE on the database {session.info.dbname!r}"
+            )
+            raise Unfit(f"the role {session.info.user!r} may not {may_not} ({error.diag.message_primary})") from error
         except psycopg.OperationalError as error:
             raise Unreachable(f"PostgreSQL {failed}: {text_of(error)}") from error
         except Uncertain as error:
