@@ -37,8 +37,8 @@ class SeenClock(msgspec.Struct, frozen=True):
     sent: tuple[Instant, int] | None = None
     """A lease clock that was sent, and the boot clock's reading before: nobody knows whether it was written."""
     before_ns: int | None = None
-    """`looked_ns` of the lease clock before, so this one was committed later, and the next one written: it waits for
-    this one's lock, and its own commit may wait long for a standby. None: unknown."""
+    """`looked_ns` of the lease clock before: this one was committed, and the next one is written, after it. None:
+    unknown."""
 
 
 def _open_to_replace(path: str, flags: int) -> int:

@@ -3,9 +3,8 @@
 Strategy: the owner is the server that raised the epoch last, in a transaction that locked the shard's row FOR UPDATE.
 That lock waits for an append under way, and each later append of the previous owner finds another epoch. A lease
 compares no two machines' clocks: the owner's runs from before it sent a renewal; a candidate takes over when it has
-seen the same epoch and beat for longer than a lease, from after it first read them, each by its own boot clock. A
-process also keeps in a file what it saw of the lease clock, until its machine restarts. So a restarted process knows
-how long ago the last renewal was, whatever clocks that can be set say.
+seen the same epoch and beat for longer than a lease, from after it first read them, each by its own boot clock. How
+long ago the last renewal was, also for a process that was restarted, is bounded in lease_clock.py.
 
 A take-over, a renewal and a hand-over count only when PostgreSQL has committed and replicated them without a remark.
 Locking the shard's row is itself written to PostgreSQL's log: what a later commit of the same transaction confirms,
