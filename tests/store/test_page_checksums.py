@@ -140,6 +140,7 @@ def test_a_reader_says_it_once_and_reads_on(closed: Path, caplog: pytest.LogCapt
 
 
 def test_in_a_cluster_another_server_has_a_better_copy(tmp_path: Path) -> None:
+    SqliteFollower(tmp_path / "owner").close()  # as the first server of a cluster does, before it owns the empty log
     factory = LoggedFactory(tmp_path / "owner")
     log, stage = factory.log, Stage(factory)
     stage.create("jobs", labels={"team": LABEL})

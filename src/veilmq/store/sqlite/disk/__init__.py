@@ -181,6 +181,9 @@ def open_writer(path: Path, options: Options, *, trusting: bool = False) -> apsw
             schema.give_checksums(connection, options.schema or schema.VERSION)
         _configure(connection, options)
         os.chmod(path, 0o600)
+        if found and options.schema is not None and schema.is_unfilled(connection, options.schema):
+            schema.begin_anew(connection, options.schema)
+            found = options.schema
         schema.migrate(connection, found if found and options.schema is not None else options.schema)
     except BaseException as error:
         if connection is not None:

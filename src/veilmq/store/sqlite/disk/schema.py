@@ -460,6 +460,14 @@ def begin_anew(connection: apsw.Connection, version: int) -> None:
     migrate(connection, version)
 
 
+def is_unfilled(connection: apsw.Connection, version: int) -> bool:
+    """Whether a follower has made the file, of an older version than this, and has applied no record yet."""
+    if check(connection) >= version:
+        return False
+    filled = "SELECT EXISTS (SELECT 1 FROM log_position) OR EXISTS (SELECT 1 FROM secret)"
+    return not connection.execute(filled).get
+
+
 def has_checksums(connection: apsw.Connection) -> bool:
     """Whether the pages of the file have checksums."""
     return connection.reserve_bytes() == CHECKSUM_BYTES
