@@ -706,6 +706,8 @@ def test_the_commands_make_a_cluster_and_show_it(run: Run, shared_pair: Pair, tm
         shown = run("cluster", "status", "--cluster", shared_pair.dsn, "--json")
     finally:
         servers.close()
+    shared_pair.primary.query("update veilmq.server set role = 'starting', seen = clock_timestamp()")
+    assert "server    one: starting, " in run("cluster", "status", "--cluster", shared_pair.dsn).out
     at = ("--data", str(tmp_path / "one" / "data"), "--cluster", shared_pair.dsn, "--peer", "127.0.0.1:0", "--json")
     queues = [each["level"] for each in run("doctor", *at).json if each["check"] == "queues"]
     assert queues == ["ok"]  # the copy of a server that is stopped, though no command may open it

@@ -243,9 +243,12 @@ class TestCopy:
             assert back.execute("SELECT count(*) FROM quarantine").get == 1
 
     def test_a_new_server_reads_the_snapshot_and_what_came_since(
-        self, cluster: Cluster, snapshots: Snapshots, stage: Stage, copy: Copy, tmp_path: Path
-    ) -> None:
-        """The log before the older snapshot is gone; a damaged newer snapshot is no harm."""
+        self, cluster: Cluster, snapshots: Snapshots, stage: Stage, copy: Copy, tmp_path: Path,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:  # fmt: skip
+        """The log before the older snapshot is gone; a damaged newer snapshot is no harm. The log says what it reads,
+        for that may take long."""
+        caplog.set_level("INFO", "veilmq.cluster")
         for _ in range(2):
             self.work(stage, 100)
             self.snapshot(cluster, copy, tmp_path)
@@ -257,6 +260,8 @@ class TestCopy:
         with closing(Copy(tmp_path / "new", follower, snapshots)) as new:
             new.catch_up(cluster.reader())
             equal(stage, new)
+        read = [each.partition(" record ")[2] for each in caplog.messages if each.startswith("filling from")]
+        assert read == [f"{each.lsn}: {each.size} bytes" for each in snapshots.list()]
 
         # A connection that is lost amid it says nothing about the snapshot.
         flaky = Flaky(cluster.postgres(), cluster.shard.incarnation)

@@ -173,6 +173,7 @@ class Copy:
         for snapshot in self._snapshots.list():
             if snapshot.lsn in self._bad:
                 continue
+            log.info("filling from the snapshot of record %d: %d bytes", snapshot.lsn, snapshot.size)
             try:
                 self._snapshots.read(snapshot, part, self._between)
             except BaseException as error:
