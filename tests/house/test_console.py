@@ -42,6 +42,25 @@ def test_templates_hold_no_code_and_escape_everything() -> None:
     assert faults(TEMPLATES, IN_TEMPLATES) == []
 
 
+def _without_values(text: str) -> str:
+    """A template with a ? for each value, in which there may be quotes."""
+    return re.sub(r"{{.*?}}", "?", text, flags=re.DOTALL)
+
+
+def test_the_style_sheet_knows_every_class() -> None:
+    """One that it does not know has no effect: figures stood on the left that belong on the right."""
+    known = set(re.findall(r"\.([a-z][\w-]*)", (CONSOLE / "static" / "console.css").read_text()))
+    used = {
+        (file.name, name)
+        for file in TEMPLATES
+        for value in re.findall(r'class="([^"]*)"', re.sub(r"{%.*?%}", " ", _without_values(file.read_text())))
+        for name in value.split()
+        if "?" not in name
+    }
+    assert len(used) > 50
+    assert [each for each in sorted(used) if each[1] not in known] == []
+
+
 def test_the_script_makes_no_markup_and_stays_small() -> None:
     assert SCRIPTS
     assert faults(SCRIPTS, IN_SCRIPTS) == []
