@@ -79,7 +79,8 @@ def test_who_was_seen_before_the_clock_was_set_back_is_not_running(cluster: Clus
     one.register()
     two.register()
     cluster.pair.primary.query("update veilmq.server set seen = seen + interval '1 hour'")
-    assert not any(each.is_running for each in within(cluster.postgres(), servers))
+    two.leave()
+    assert [each.absence for each in within(cluster.postgres(), servers)] == ["silent", "not running"]
     within(cluster.postgres(), lambda session: forget(session, "two"))
     server(cluster, "one", 1).register()
 

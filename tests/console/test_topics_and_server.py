@@ -193,7 +193,7 @@ def test_the_cluster_is_shown_and_handed_over_once(server: Any, api: Api, visito
     assert asked.status_code == 422
     assert cluster.asked == ["<two>", ""]
     text = plain(visitor.get("/console/cluster").text)  # alone
-    assert "<two> is not running: start it, or veilmq cluster forget <two> if it will not come back" in text
+    assert "<two> is silent: start it, or veilmq cluster forget <two> if it will not come back" in text
     assert "no other server could own the queues: nobody takes over if one is lost" in text
     for cluster.missing, sync, cluster.single_copy, said in (
         ("<db3>", "quorum", False, "commits are not confirmed: every client waits for standby <db3>."),

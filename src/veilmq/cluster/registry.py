@@ -115,6 +115,14 @@ class Registered(msgspec.Struct):
         """Whether it was seen lately."""
         return self.role != "stopped" and self.seen_s < ALIVE_SECONDS
 
+    @property
+    def absence(self) -> str:
+        """`not running`: it was stopped. `silent`: it ended otherwise, or PostgreSQL does not take its report, as while
+        that waits for a standby. Empty: it runs."""
+        if self.is_running:
+            return ""
+        return "not running" if self.role == "stopped" else "silent"
+
     def knows(self, state_format: int) -> bool:
         """Whether its release works with that format."""
         return self.oldest <= state_format <= self.newest
@@ -271,7 +279,7 @@ def _why_not_owner(found: Sequence[Registered], owner: str, to: str) -> str:
     if wanted is None:
         return _unknown(found, to)
     if wanted.drained or not wanted.is_running:
-        why = "drained" if wanted.drained else f"not running, it was seen {wanted.seen_s:.0f} s ago"
+        why = "drained" if wanted.drained else f"{wanted.absence}, it was seen {wanted.seen_s:.0f} s ago"
         return f"server {to} is {why}: name another one"
     return ""
 

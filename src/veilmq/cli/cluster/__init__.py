@@ -301,7 +301,7 @@ def _line_of(server: Registered, found: Status) -> str:
     if server.is_running and server.role == "owner" and server.name == found.owner:
         part = "owner"
     else:
-        states = ["not running"] * (not server.is_running) + ["drained"] * server.drained
+        states = [server.absence] * (not server.is_running) + ["drained"] * server.drained
         behind = max(0, found.records - server.record)
         is_filling = server.role == "starting"
         part = f"{', '.join(states) or ('starting' if is_filling else 'follower')}, {counted(behind, 'record')} behind"
