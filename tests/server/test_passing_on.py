@@ -22,6 +22,7 @@ class Passed:
     def __init__(self, *, leaves: bool = False) -> None:
         """leaves: the client hangs up behind its request."""
         self.leaves = leaves
+        self.path = "/api/v1/jobs"
         self.bodies: list[bytes] = []
         self.answer: list[Any] = []
 
@@ -46,10 +47,12 @@ class Passed:
 
             length = (b"content-length", str(sum(map(len, BODY))).encode())
             scope = {
-                "type": "http", "method": method, "raw_path": b"/api/v1/jobs", "query_string": b"", "scheme": "http",
-                "headers": [*headers, length], "client": ("127.0.0.1", 1),
+                "type": "http", "method": method, "path": self.path, "raw_path": self.path.encode(), "scheme": "http",
+                "query_string": b"", "headers": [*headers, length], "client": ("127.0.0.1", 1),
             }  # fmt: skip
-            await passing_on(connect, lambda: None)(scope, receive, send)
+            app = passing_on(connect, lambda: None)
+            settings = Settings(cluster="postgresql:///", cluster_name="two")
+            await shown_to_browsers(app, settings, lambda: True)(scope, receive, send)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -110,6 +113,12 @@ def test_a_change_that_was_under_way_is_sent_again_where_it_has_a_key(
     passed = Passed()
     asyncio.run(asyncio.wait_for(passed.play(method, headers), 20))
     assert passed.answer[0]["status"] == status
+    of_form = Passed()
+    of_form.path = "/console/topics"
+    browser = [(b"accept", b"text/html"), (b"host", b"localhost"), (b"origin", b"http://localhost")]
+    asyncio.run(asyncio.wait_for(of_form.play(method, [*headers, *browser]), 20))
+    assert of_form.answer[0]["status"] == status
+    assert (b"The answer was lost" in of_form.answer[-1]["body"]) == (status == 500)
     assert b"retry-after" not in dict(passed.answer[0]["headers"])
     assert passed.bodies == [b"".join(BODY)] * (2 if status == 201 else 1)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 _STATIC: Final = f"{HOME}static/"
-_AGAIN_S: Final = 2
+_AGAIN_S: Final = 5
 """How long a page waits before it tries again."""
 
 
