@@ -242,15 +242,27 @@ async def test_a_flood_beyond_the_limit_is_dropped(serve):
 
 
 async def test_unfinished_requests_of_all_together_are_bounded(serve):
-    port = await serve(echo, limits={"held_bytes_max": 100_000})
-    begun = POST + b"Content-Length: 60000\r\n\r\n" + b"b" * 59_999
-    first, second = await port.client(), await port.client()
-    await first.send(begun)
-    await port.until(lambda: port.listener.held_bytes >= len(begun))
-    answer = await second.ask(begun)
-    assert (answer.status, b"unfinished" in answer.body) == (503, True)
-    assert (await first.ask(b"b")).body == b"b" * 60_000
-    assert port.listener.held_bytes == 0
+    """Who is refused is the one that has been arriving for longest: slow clients cannot keep out the others."""
+    port = await serve(echo, limits=quick(held_bytes_max=100_000))
+    listener = port.listener
+
+    async def begin(size: int):
+        client, held_bytes = await port.client(), listener.held_bytes
+        await client.send(POST + b"Content-Length: 60000\r\n\r\n" + b"b" * size)
+        await port.until(lambda: listener.held_bytes > held_bytes + size)
+        began = listener.now
+        await port.until(lambda: listener.now > began)
+        return client
+
+    slow = await begin(40_000)
+    slower = await begin(30_000)
+    newest = await port.client()
+    await newest.send(POST + b"Content-Length: 60000\r\n\r\n" + b"b" * 40_000)
+    refused = await slow.answer()
+    assert (refused.status, b"unfinished" in refused.body) == (503, True)
+    assert (await newest.ask(b"b" * 20_000)).body == b"b" * 60_000
+    assert (await slower.ask(b"b" * 30_000)).body == b"b" * 60_000
+    assert listener.held_bytes == 0
 
 
 async def test_a_request_at_the_handler_is_not_held_any_more(serve):

@@ -28,7 +28,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     linger_s: after a refusal, input is read and thrown away this long, so that the client gets to see the refusal. With
         TLS a client also has this long to close its side, after it has read everything.
     connections_max: more are answered 503 and closed.
-    held_bytes_max: of unfinished and not yet parsed requests of all connections together. More: 503.
+    held_bytes_max: of unfinished and not yet parsed requests of all connections together. More: 503 for the request
+        that has been arriving for longest.
     pipeline_bytes_max: of one connection while a request of it is being answered; then nothing more is read.
     pipeline_requests_max: requests of one connection that are handed over in one turn of the loop, before others' are.
     write_buffer_bytes_max: unread answers of one connection; then its next request waits until the client has read.

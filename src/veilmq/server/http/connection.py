@@ -96,7 +96,7 @@ class Connection(asyncio.Protocol):
         self._reading_paused = False
         self._held_bytes = 0
         self._since = 0.0
-        """When the body, or the reading of the answer, began."""
+        """When the headers, the body, or the reading of the answer began."""
         self._progress_bytes = 0
         self._unread_account = ""
         self._unread_answer_bytes = 0
@@ -250,9 +250,6 @@ class Connection(asyncio.Protocol):
         fed_bytes = intake.fed_bytes
         if fed_bytes != self._held_bytes:
             self._hold(fed_bytes)
-            if self._listener.held_bytes > limits.held_bytes_max:
-                self._refuse(Refusal(503, "too many unfinished requests"))
-                return
         if self._reading_paused:
             self._reading_paused = False
             self._transport.resume_reading()
@@ -268,7 +265,10 @@ class Connection(asyncio.Protocol):
             self._await_request()
         elif self.phase != HEADERS:
             self.phase = HEADERS
+            self._since = self._listener.now
             self.deadline = self._listener.due(limits.header_deadline_s)
+        if self._listener.held_bytes > limits.held_bytes_max:
+            self._listener.make_room()
 
     def _await_request(self) -> None:
         if self._flags:
@@ -341,6 +341,7 @@ class Connection(asyncio.Protocol):
         self.phase = LINGERING
         self.deadline = listener.due(listener.limits.linger_s)
         self._pending.clear()
+        self._intake.drop_body()
         self._hold(0)
         self._transport.write(answer)
         listener.bytes_sent += len(answer)
@@ -401,6 +402,23 @@ class Connection(asyncio.Protocol):
         """Move the deadline: the loop stalled that long and read no input, which is not the client's fault."""
         self.deadline += stalled_s
         self._since += stalled_s
+
+    @property
+    def held_for(self) -> tuple[float, int]:
+        """Sorts the connections that hold input: the one that began first comes first; of one tick, the largest."""
+        return self._since, -self._held_bytes
+
+    @property
+    def holds_input(self) -> bool:
+        """Whether it holds input while it waits for its client: to send the rest of a request, or to read an answer."""
+        return self._held_bytes > 0 and self.phase in (HEADERS, BODY, WRITING)
+
+    def turn_out(self) -> None:
+        """Throw the input away, to make room for others."""
+        if self.phase == WRITING:
+            self.drop()
+        else:
+            self._refuse(Refusal(503, "too many unfinished requests"))
 
     def expire(self, now: float) -> None:
         """The deadline has passed."""

@@ -14,6 +14,7 @@ import socket
 import ssl
 from collections.abc import Callable
 from itertools import chain, count
+from operator import attrgetter
 from typing import Any, Final, TypeAlias
 
 from veilmq.engine.long_polls import Unread
@@ -29,6 +30,8 @@ from veilmq.server.logs import RefusalLog
 _LAST_DIGITS: Final = [f"{number:03x}" for number in range(1 << 12)]
 """The last digits of a request id; the digits before them are formatted once for 4,096 ids."""
 log = logging.getLogger("veilmq.listener")
+
+_held_for: Final = attrgetter("held_for")
 
 Handler: TypeAlias = Callable[[Request, Exchange], None]
 """Called on the loop when a request is complete; answers through the exchange, now or later."""
@@ -192,6 +195,15 @@ class Listener:
         self.connections.discard(connection)
         if self._empty is not None and not self.connections and not self._empty.done():
             self._empty.set_result(None)
+
+    def make_room(self) -> None:
+        """Refuse unfinished requests until an eighth of `held_bytes_max` is free, those first that have been arriving
+        for longest. If the newest were refused, a client that sends slowly could keep out all others for minutes."""
+        enough_bytes = self.limits.held_bytes_max * 7 // 8
+        for connection in sorted((each for each in self.connections if each.holds_input), key=_held_for):
+            if self.held_bytes <= enough_bytes:
+                return
+            connection.turn_out()
 
     def fail(self, exchange: Exchange, error: Exception) -> None:
         """The handler raised. This is the one place that catches any exception."""

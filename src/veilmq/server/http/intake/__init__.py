@@ -148,6 +148,10 @@ class Intake:
         self.ready.clear()
         del self._parser
 
+    def drop_body(self) -> None:
+        """Free what a refused request sent. Nothing is parsed any more."""
+        self._body = b""
+
     def _feed_slice(self, data: bytes) -> bytes:
         rest = b""
         try:
