@@ -1,6 +1,7 @@
 """Who is let in, with what, and to what."""
 
 import asyncio
+import json
 import logging
 import socket
 import threading
@@ -344,7 +345,12 @@ def test_who_waits_goes_by_the_credentials_of_the_end(
 
         def ask(method: str, path: str, **how: Any) -> threading.Thread:
             def run() -> None:
-                answers[path] = HTTP.request(method, server.url + path, headers=basic("all"), **how).status_code
+                answer = HTTP.request(method, server.url + path, headers=basic("all"), **how)
+                answers[path] = answer.status_code
+                if path == check:
+                    last = json.loads(answer.text.splitlines()[-1])
+                    answers[path] = {"not_authenticated": 401, "not_granted": 403}.get(last.get("error"), 200)
+                    assert ("result" in last) == (answers[path] == 200)
 
             asking = threading.Thread(target=run)
             asking.start()
@@ -357,12 +363,13 @@ def test_who_waits_goes_by_the_credentials_of_the_end(
                 time.sleep(0.01)
 
         receive, events = ORDERS + "/receive", "/api/v1/events?from=next&follow=25"
-        snapshot, backup = "/api/v1/snapshot", "/api/v1/backup"
+        snapshot, backup, check = "/api/v1/snapshot", "/api/v1/backup", "/api/v1/check"
         receiving = ask("POST", receive, json={"wait_us": 25_000_000})
         others = [ask("GET", events), ask("GET", snapshot)]
         assert begun.wait(20)
         others.append(ask("POST", backup))
         until(lambda: making[0].count == 2)
+        others.append(ask("POST", check))
         until(lambda: bool(len(server.shell.engine.waiting) and server.shell.stats.followers))
         purge = f"{ORDERS}/purge", b"?"
         job = "/api/v1/jobs", b'{"act":"delete","queue":"none"}'
@@ -382,7 +389,7 @@ def test_who_waits_goes_by_the_credentials_of_the_end(
         go_on.set()
         for each in (receiving, *others):
             each.join(30)
-        assert answers == {receive: status, events: status, snapshot: of_snapshot, backup: status}
+        assert answers == {receive: status, events: status, snapshot: of_snapshot, backup: status, check: status}
         left = HTTP.post(server.url + receive, headers=BEARER, json={"wait_us": 1_000_000}).json()["messages"]
         assert [message["receive_count"] for message in left] == ([] if status == 200 else [1])
 

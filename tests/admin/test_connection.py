@@ -149,9 +149,10 @@ def test_who_is_being_answered_has_none(port: int, monkeypatch: pytest.MonkeyPat
         (b"GET http://evil.example/api/v1/queues HTTP/1.0\r\nHost: 127.0.0.1\r\n", 403),
         (b"GET /health/live HTTP/1.0\r\nHost: a b\r\n", 400),
         (b"GET http://u@127.0.0.1/api/v1/queues HTTP/1.0\r\nHost: 127.0.0.1\r\n", 400),
+        (b"GET /api/v1/queues HTTP/1.0\r\nHost: 127.0.0.1\r\nAuthorization: Basic eDp5\r\n", 400),
     ],
 )
-def test_http_1_0_and_the_host_that_decides(port: int, head: bytes, status: int) -> None:
+def test_http_1_0_and_the_headers_that_decide(port: int, head: bytes, status: int) -> None:
     with connected(port) as client:
         client.sendall(head + f"Authorization: Bearer {TOKEN}\r\n\r\n".encode())
         answer = b"".join(iter(lambda: client.recv(READ_BYTES_MAX), b""))  # until the server closes

@@ -187,6 +187,9 @@ class Access:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         keyring = self._keyring()
         _check_hosts(scope, headers)
+        if sum(name == b"authorization" for name, _ in scope["headers"]) > 1:
+            # A proxy in front may have judged the other one.
+            raise Refused(400, "authorization_refused", "more than one Authorization header")
         # Load balancers ask for the health in HTTP/1.0 without a Host; browsers always send one.
         if b"host" in headers or not scope["path"].startswith("/health/"):
             self._check_host(headers, keyring)

@@ -384,7 +384,10 @@ class Upkeep:
             report: dict[str, Any] = msgspec.to_builtins(reader.check(step))
             return report
 
-        return answers.stream(_steps(look, self._copies), answers.JSON_LINES)
+        def allow() -> None:
+            answers.caller_now(request).check(Action.BACKUP)
+
+        return answers.stream(_steps(look, self._copies, allow), answers.JSON_LINES)
 
     async def clock(self, request: Request) -> Response:
         """The current instant of the lease clock, and the step that nobody has accepted yet."""
@@ -412,8 +415,11 @@ class Upkeep:
         return answers.answer({"now": self._service.clock.now()})
 
 
-async def _steps(work: Callable[[Step], dict[str, Any]], copies: Copies) -> AsyncIterator[bytes]:
-    """The steps of `work` while it runs on a thread, then its result. It waits for its turn to read."""
+async def _steps(
+    work: Callable[[Step], dict[str, Any]], copies: Copies, allow: Callable[[], None]
+) -> AsyncIterator[bytes]:
+    """The steps of `work` while it runs on a thread, then its result. It waits for its turn to read. allow: raises
+    Refused if the caller may not have the result any more."""
     loop = asyncio.get_running_loop()
     steps: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
     left = threading.Event()
@@ -441,7 +447,11 @@ async def _steps(work: Callable[[Step], dict[str, Any]], copies: Copies) -> Asyn
         async with copies.reading():
             reading = asyncio.ensure_future(run_in_threadpool(run))
             try:
-                return await asyncio.shield(reading)
+                found = await asyncio.shield(reading)
+                allow()
+                return found
+            except Refused as refused:
+                return {"error": refused.error, "message": refused.message}
             finally:
                 left.set()
                 await asyncio.wait([reading])  # its turn ends when it reads no more
