@@ -662,6 +662,7 @@ def test_what_one_server_keeps_to_itself_the_servers_of_a_cluster_share(
     assert [(second.data / name).read_text().strip() for name in ("admin-token", "push-key.pem")] == secrets
     third = servers.start("three")
     until(lambda: token(third) == token(second))
+    uploads = [begun_with_token(server, "/api/v1/queues/000000000000/us-east-1/late") for server in (second, third)]
     for changed in (third, second):  # a follower's file is put back, the owner's is what counts
         (changed.data / "admin-token").write_text("the-operators-own-token\n")
         changed.process.send_signal(signal.SIGHUP)
@@ -669,8 +670,22 @@ def test_what_one_server_keeps_to_itself_the_servers_of_a_cluster_share(
         until(lambda changed=changed: token(third) == token(second))
     assert pushing(second) is None
     assert httpx.get(f"{second.admin}{path}", headers=token(third)).status_code == 200
+    for upload in uploads:
+        with upload:
+            upload.sendall(b"{}")
+            assert b" 401 " in upload.recv(1_000).partition(b"\r\n")[0]
     for server in (first, second, third):
         assert not [secret for secret in secrets if secret.splitlines()[-2:][0] in server.log.read_text()]
+
+
+def begun_with_token(server: ServerProcess, path: str) -> socket.socket:
+    """A connection on which a PUT has begun, with the token of now; its body of two bytes is missing."""
+    host, port = server.admin.removeprefix("http://").split(":")
+    client = socket.create_connection((host, int(port)), timeout=30)
+    head = f"PUT {path} HTTP/1.1\r\nHost: {host}\r\nAuthorization: {token(server)['Authorization']}\r\n"
+    client.sendall(f"{head}Expect: 100-continue\r\nContent-Length: 2\r\n\r\n".encode())
+    assert client.recv(1_000).startswith(b"HTTP/1.1 100 ")
+    return client
 
 
 def token(server: ServerProcess) -> dict[str, str]:

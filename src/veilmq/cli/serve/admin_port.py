@@ -39,10 +39,11 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from veilmq.admin.access import INPUT_ENDED, REFUSALS
+from veilmq.admin.access import CALLER, INPUT_ENDED, REFUSALS, Caller
+from veilmq.admin.api import Refused
 from veilmq.admin.app import create_copy_app, create_own_app, of_one_copy
 from veilmq.admin.history.feed import PATH, READ_HEADER, reads_copy
 from veilmq.admin.metrics import of_a_follower
@@ -336,7 +337,10 @@ def by_role(service: Service, entry: AdminEntry, build: Callable[[str], ASGIApp]
     elsewhere = None if service.cluster is None else _elsewhere(service, entry, here)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        found = here() or elsewhere
+        found = here()
+        if found is not None and service.cluster is not None and scope["type"] == "http":
+            receive = _while_token_stays(entry, scope, receive)
+        found = found or elsewhere
         assert found is not None
         await found(scope, receive, send)
 
@@ -344,6 +348,22 @@ def by_role(service: Service, entry: AdminEntry, build: Callable[[str], ASGIApp]
     if cluster is None:
         return app
     return shown_to_browsers(app, service.settings, lambda: cluster.holds() or cluster.following.ready)
+
+
+def _while_token_stays(entry: AdminEntry, scope: Scope, receive: Receive) -> Receive:
+    """The same; but if the token was replaced, no body arrives any more, unless a key sends it. Keys have a check of
+    their own (`answers.body_of`)."""
+    bearer = entry.bearer
+
+    async def receiving() -> Message:
+        message = await receive()
+        if entry.bearer != bearer and message["type"] == "http.request":
+            caller: Caller | None = scope.get(CALLER)  # None: at the console
+            if caller is None or caller.key is None:
+                raise Refused(401, "not_authenticated", "the bearer token has been replaced since the request began")
+        return message
+
+    return receiving
 
 
 def _from_copy(service: Service, entry: AdminEntry) -> Callable[[Scope], Awaitable[ASGIApp | None]]:
