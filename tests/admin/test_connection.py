@@ -160,6 +160,42 @@ def test_http_1_0_and_the_headers_that_decide(port: int, head: bytes, status: in
     assert b"\r\nconnection: close\r\n" in answer
 
 
+@for_each("pause", [False, True])
+@for_each(
+    ("framing", "frame"),
+    [
+        (b"Content-Length: %d", b"%b"),
+        (b"Transfer-Encoding: chunked", b"%x\r\n%b\r\n0\r\n\r\n"),
+    ],
+)
+def test_a_request_for_another_protocol_is_answered_and_its_body_is_no_request(
+    port: int, pause: bool, framing: bytes, frame: bytes
+) -> None:
+    """Java's HttpClient sends such requests. So may who wants a proxy in front to mistake an answer for another."""
+    queue = b"PUT /api/v1/queues/000000000000/us-east-1/"
+    smuggled = OPEN.replace(b"GET /api/v1/queues", queue + b"smuggled") + b"Content-Length: 2\r\n\r\n{}"
+    upgrade = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n"
+    name, timeout = b"%b-%d" % (framing[:7], pause), b'"visibility_timeout_us":7000000'
+    with connected(port) as client:
+        for body, status in ((b"{%b}" % timeout, 201), (smuggled, 400)):
+            length = framing % len(body) if b"%d" in framing else framing
+            expect = b"\r\nExpect: 100-continue" if pause else b""
+            head = OPEN.replace(b"GET /api/v1/queues", queue + name) + upgrade + length + expect + b"\r\n\r\n"
+            framed = frame % (len(body), body) if b"%x" in frame else body
+            asked = OPEN + upgrade + b"\r\n" + OPEN + b"\r\n"
+            if pause:
+                client.sendall(head)
+                assert client.recv(READ_BYTES_MAX) == b"HTTP/1.1 100 Continue\r\n\r\n"
+                client.sendall(framed + asked)
+            else:
+                client.sendall(head + framed + asked)
+            answers = b""
+            while answers.count(b"HTTP/1.1 ") < 3 or not answers.endswith(b"}"):
+                answers += client.recv(READ_BYTES_MAX)
+            assert [int(each[:3]) for each in answers.split(b"HTTP/1.1 ")[1:]] == [status, 200, 200], answers
+            assert (b"smuggled" in answers, timeout in answers) == (False, True)
+
+
 def exchanged(client: socket.socket) -> bytes:
     """Everything until the server closes."""
     return b"".join(iter(lambda: client.recv(READ_BYTES_MAX), b""))

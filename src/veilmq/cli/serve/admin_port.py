@@ -34,7 +34,7 @@ from typing import Any, Final
 from urllib.parse import parse_qsl
 
 import uvicorn
-from httptools import HttpParserError, HttpParserUpgrade
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -70,6 +70,7 @@ _TOLD_FULL_MAX: Final = 64
 _FULL: Final = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"  # it has asked for nothing
 )
+_FRAMING: Final = (b"content-length", b"transfer-encoding")
 _NO_LINGER: Final = struct.pack("ii", 1, 0)
 
 
@@ -80,6 +81,10 @@ class Connection(HttpToolsProtocol):
         super().__init__(*arguments, **named)
         self._head_begun = False
         self._went_on = False
+        self._framing = b""
+        """The header that says how long the body is, of a request that asks for another protocol."""
+        self._replaying = False
+        """Whether a new parser only learns that header."""
         self._idle_bytes = 0
         """Bytes since a head began or ended, or a part of a body came."""
         self._deadline: asyncio.TimerHandle | None = None
@@ -111,12 +116,10 @@ class Connection(HttpToolsProtocol):
         self._went_on = False
         self._unset_keepalive_if_required()
         try:
-            self.parser.feed_data(data)
+            self._parse(data)
         except HttpParserError:
             self._refused(400, "no HTTP request")
             self.send_400_response("Invalid HTTP request received.")
-        except HttpParserUpgrade:
-            pass  # it is answered as if the header were not there (RFC 9110, 7.8)
         if self.transport.is_closing():
             return
         self._idle_bytes = 0 if self._went_on else self._idle_bytes + len(data)
@@ -125,6 +128,24 @@ class Connection(HttpToolsProtocol):
         cycle: Any = self.cycle  # None before the first request
         if self._head_begun or cycle is None or cycle.response_complete:
             self._await_head()
+
+    def _parse(self, data: bytes) -> None:
+        """Raises HttpParserError."""
+        rest = memoryview(data)
+        while rest:
+            try:
+                self.parser.feed_data(rest)
+                return
+            except HttpParserUpgrade as upgrade:
+                # It is answered as if the header were not there (RFC 9110, 7.8). llhttp takes it as complete after its
+                # headers, and would take its body as the next request.
+                rest = rest[upgrade.args[0] :]
+                if self._framing:
+                    framing, self._framing = self._framing, b""
+                    self.parser = HttpRequestParser(self)
+                    self._replaying = True
+                    self.parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n\r\n" % framing)
+                    self._replaying = False
 
     def eof_received(self) -> bool:  # type: ignore[override] # uvicorn's own closes the connection
         """The client sends nothing more. Returns whether an answer is still owed, and can be written."""
@@ -137,20 +158,34 @@ class Connection(HttpToolsProtocol):
         return True
 
     def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self._head_begun = self._went_on = True
+        if not self._replaying:
+            super().on_message_begin()
+            self._head_begun = self._went_on = True
+
+    def on_url(self, url: bytes) -> None:
+        if not self._replaying:
+            super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._head_begun:
             super().on_header(name, value)
+
+    def on_message_complete(self) -> None:
+        if not self._framing:
+            super().on_message_complete()
 
     def on_body(self, body: bytes) -> None:
         self._went_on = True
         super().on_body(body)
 
     def on_headers_complete(self) -> None:
+        if self._replaying:
+            return
         self._head_begun, self._went_on = False, True
         self._await_no_more()
+        if self.parser.should_upgrade():
+            lines = (b"%b: %b" % each for each in self.headers if each[0] in _FRAMING)
+            self._framing = next((line for line in lines if line != b"content-length: 0"), b"")
         parts = absolute_form(self.url)
         if parts is not None:
             _, host, _ = parts  # it replaces the Host header
