@@ -98,6 +98,10 @@ secret = "{KEY[1]}"
 id = "AKIDREADER0000000001"
 secret = "{KEY[1]}"
 grants = [{{ actions = ["receive", "describe-queue"], queues = ["orders*"] }}]
+[[account.key]]
+id = "AKIDLISTER0000000001"
+secret = "{KEY[1]}"
+grants = [{{ actions = ["list-queues"], queues = ["payroll"] }}]
 [[account]]
 id = "222222222222"
 [[account.key]]

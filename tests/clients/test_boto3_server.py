@@ -49,6 +49,8 @@ def test_grants_and_accounts_are_kept(start: Any, connect: Any, credentials: Pat
         with pytest.raises(ClientError) as raised:
             getattr(client, operation)(**given)
         assert "AccessDenied" in raised.value.response["Error"]["Code"]
+    listed = connect(server, "AKIDLISTER0000000001", key[1]).list_queues(MaxResults=1)
+    assert (listed["QueueUrls"], listed.get("NextToken")) == ([hidden], None), "only what the grant names"
 
 
 def test_credentials_are_reloaded_and_a_bad_file_changes_nothing(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from veilmq.model.settings.access import EVERYTHING, AccessKey, Action, Grant, _names_of
+from veilmq.model.settings.access import EVERYTHING, AccessKey, Action, Grant, _names_of, names_of
 
 ACCOUNT = "111111111111"
 PATTERNS = st.text("ab*?[]!-", min_size=1, max_size=5)
@@ -23,6 +23,9 @@ def test_a_grant_covers_what_its_shell_patterns_match(patterns: list[str], name:
     assert asked.allows(Action.SEND, name) is any(fnmatchcase(name, pattern) for pattern in patterns)
     assert asked.allows(Action.SEND, None) is bool(patterns)
     assert not asked.allows(Action.RECEIVE, name)
+    assert asked.patterns(Action.SEND) == (None if "*" in patterns else tuple(patterns))
+    beginnings = names_of(tuple(patterns)).beginnings
+    assert sum(name.startswith(each) for each in beginnings) == 1 or not asked.allows(Action.SEND, name)
 
 
 def test_grants_add_up() -> None:

@@ -219,8 +219,7 @@ class DescribeQueue(Command, tag=True, kw_only=True, gc=False):
 
 
 class ListQueues(msgspec.Struct, tag=True, kw_only=True, gc=False):
-    """The queues of an account and region by name. Outcome `QueuesListed`; with account None, all queues of the server
-    (admin)."""
+    """The queues of an account and region by name; with account None, all (admin). Outcome `QueuesListed`."""
 
     origin: Origin
     account: str | None
@@ -233,15 +232,15 @@ class ListQueues(msgspec.Struct, tag=True, kw_only=True, gc=False):
     """A regular expression of names that the protocol allows. A queue with another name is listed by its alias (if
     `by_alias`), or not at all. None: every queue by its own name."""
     by_alias: bool = True
+    granted: tuple[str, ...] | None = None
+    """Of one account only the queues whose own names match one of these shell patterns. None: all."""
     dead_letter_target: QueueKey | None = None
     """Only queues whose redrive policy names this one (SQS ListDeadLetterSourceQueues)."""
 
 
 class Peek(Command, tag=True, kw_only=True, gc=False):
-    """Look at visible messages without a lease. Outcome `Received` with empty handles; errors QueueMissing.
-
-    A query: answered from committed state, never parked, changes nothing.
-    """
+    """Look at visible messages without a lease: a query, answered from committed state, never parked, that changes
+    nothing. Outcome `Received` with empty handles; errors QueueMissing."""
 
     count_max: int = 1
 
@@ -351,15 +350,15 @@ class DescribeTopic(TopicCommand, tag=True, kw_only=True, gc=False):
 
 
 class ListTopics(msgspec.Struct, tag=True, kw_only=True, gc=False):
-    """The topics of an account and region by name. Outcome `TopicsListed`."""
+    """The topics of an account and region by name; the fields are as in ListQueues. Outcome `TopicsListed`."""
 
     origin: Origin
     account: str
     region: str
     prefix: str = ""
     after: str = ""
-    """Only names greater than this one."""
     count_max: int = 1_000
+    granted: tuple[str, ...] | None = None
 
 
 class Publish(TopicCommand, tag=True, kw_only=True, gc=False):

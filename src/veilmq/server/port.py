@@ -324,6 +324,9 @@ class Port:
                     logger.info("%s: %s may not %s: %s%s", *shown, extra=extra)
                 exchange.respond(self.codec.denied(call, action))
                 return
+            for command in commands:
+                if isinstance(command, ListQueues | ListTopics):
+                    command.granted = call.key.patterns(ACTIONS[type(command)])
         conversation = self.conversation(self, exchange, call, commands)
         if type(first) is Peek:
             exchange.account = first.queue.account

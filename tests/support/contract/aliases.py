@@ -43,6 +43,7 @@ class TestAliases:
             assert _listed(stage, after="b") == ["A_1", "d"]
             assert _listed(stage, prefix="c") == ["A_1"]
             assert _listed(stage, names=None, prefix="A") == ["A_1"]
+            assert _listed(stage, granted=("A_*", "aaa", "d")) == ["A_1", "d"], "by its own name and no other"
             stage.reopen(kill=True)
 
     @for_each("alias", ["", "ab", "a" * 64, "Orders", "a_b", "a--b", "-ab", "ab-", "a.b", "abc\n"])

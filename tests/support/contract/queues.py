@@ -136,12 +136,19 @@ class TestQueues:
         assert _names(stage, prefix="b-", count_max=2) == (["b-1", "b-2"], True)
         assert _names(stage, prefix="b-", count_max=2, after="b-2") == (["b-3"], False)
         assert _names(stage, account="999999999999") == ([], False)
+        some = ("b-*", "b-1", "c-?", "a")
+        assert _names(stage, granted=some, count_max=3) == (["b-1", "b-2", "b-3"], True)
+        assert _names(stage, granted=some, after="b-3") == (["c-1"], False)
+        assert _names(stage, granted=some, prefix="b-3") == (["b-3"], False)
+        assert _names(stage, granted=("*3", "a*")) == (["a-1", "b-3"], False)
+        assert _names(stage, granted=(), count_max=1) == ([], False)
 
     def test_a_list_of_the_sources_of_a_dead_letter_queue(self, stage: Stage) -> None:
         dead = stage.create("dead")
         stage.create("one", redrive=RedrivePolicy(dead, 3))
         stage.create("two")
         assert _names(stage, dead_letter_target=dead) == (["one"], False)
+        assert _names(stage, dead_letter_target=dead, granted=("t*",)) == ([], False)
 
     def test_a_queue_can_be_emptied_of_a_setting(self, stage: Stage) -> None:
         dead = stage.create("dead")

@@ -398,6 +398,9 @@ class TestTopics:
         listing.after = "a1"
         second = expect(stage.do(listing), TopicsListed)
         assert ([topic.key.name for topic in second.topics], second.more) == (["a2"], False)
+        granted = ListTopics(origin=TESTER, account=ACCOUNT, region=REGION, granted=("a2", "c*"))
+        found = expect(stage.do(granted), TopicsListed)
+        assert [topic.key.name for topic in found.topics] == ["a2", "c"]
         some = ListSubscriptions(topic=TopicKey(ACCOUNT, REGION, "a1"), origin=TESTER, prefix="s", count_max=1)
         page = expect(stage.do(some), SubscriptionsListed)
         assert ([each.name for each in page.subscriptions], page.more) == (["s1"], True)

@@ -106,6 +106,7 @@ class Queues:
             prefix=wanted.prefix,
             after=wanted.after,
             count_max=wanted.count_max,
+            granted=None if caller.key is None else caller.key.patterns(Action.LIST_QUEUES),
         )
         (outcome,) = await self._run(request, [command])
         if isinstance(outcome, VeilError):

@@ -63,7 +63,7 @@ class AccessKey(msgspec.Struct, frozen=True, dict=True):
         return f"AccessKey(id={self.id!r}, account={self.account!r})"
 
     @cached_property
-    def _names(self) -> Mapping[Action, "_Names"]:
+    def _names(self) -> Mapping[Action, "Names"]:
         return _names_of(self.grants)
 
     def is_still(self, found: "AccessKey") -> bool:
@@ -75,17 +75,21 @@ class AccessKey(msgspec.Struct, frozen=True, dict=True):
         names = self._names.get(action)
         return names is not None and (queue is None or names.cover(queue))
 
+    def patterns(self, action: Action) -> tuple[str, ...] | None:
+        """The patterns of the names for which it has the action; None: of all names."""
+        names = self._names.get(action)
+        return () if names is None else None if names.everything else names.patterns
 
-class _Names:
+
+class Names:
     """The names that some patterns match. The cost of a look-up does not grow with the number of patterns that are
     plain names or prefixes."""
 
-    __slots__ = ("_beginnings", "_everything", "_exact", "_lengths", "_others")
-
     def __init__(self, patterns: Sequence[str]) -> None:
+        self.patterns = tuple(patterns)
+        self.everything = "*" in patterns
         beginnings = {pattern[:-1] for pattern in patterns if pattern[-1:] == "*" and not _SPECIAL.search(pattern[:-1])}
         others = [pattern for pattern in patterns if _SPECIAL.search(pattern[:-1]) or pattern[-1:] in ("?", "[")]
-        self._everything = "*" in patterns
         self._exact = frozenset(pattern for pattern in patterns if not _SPECIAL.search(pattern))
         self._beginnings = frozenset(beginnings)
         self._lengths = sorted({len(beginning) for beginning in beginnings})
@@ -93,25 +97,40 @@ class _Names:
 
     def cover(self, name: str) -> bool:
         """Whether one of the patterns matches the name."""
-        if self._everything or name in self._exact:
+        if self.everything or name in self._exact:
             return True
         for length in self._lengths:
             if name[:length] in self._beginnings:
                 return True
         return self._others is not None and self._others.match(name) is not None
 
+    @cached_property
+    def beginnings(self) -> list[str]:
+        """Each name begins with one of these, sorted, of which none begins with another."""
+        found: list[str] = []
+        for beginning in sorted({_SPECIAL.split(pattern, maxsplit=1)[0] for pattern in self.patterns}):
+            if not found or not beginning.startswith(found[-1]):
+                found.append(beginning)
+        return found
+
 
 _SPECIAL: Final = re.compile(r"[*?\[]")
 
 
 @lru_cache(maxsize=1_024)
-def _names_of(grants: tuple[Grant, ...]) -> Mapping[Action, _Names]:
+def _names_of(grants: tuple[Grant, ...]) -> Mapping[Action, Names]:
     """What the grants cover, by action. Keys with the same grants share it."""
     patterns: dict[Action, list[str]] = {}
     for grant in grants:
         for action in grant.actions:
             patterns.setdefault(action, []).extend(grant.queues)
-    return {action: _Names(each) for action, each in patterns.items()}
+    return {action: Names(each) for action, each in patterns.items()}
+
+
+@lru_cache(maxsize=1_024)
+def names_of(patterns: tuple[str, ...]) -> Names:
+    """The names that the patterns match."""
+    return Names(patterns)
 
 
 OF_ALL_ACCOUNTS: Final = frozenset({Action.BACKUP, Action.SETTINGS})

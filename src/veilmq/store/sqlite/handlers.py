@@ -52,7 +52,7 @@ from veilmq.store.sqlite import leases, upkeep
 from veilmq.store.sqlite.batch import Writer
 from veilmq.store.sqlite.leases import handles
 from veilmq.store.sqlite.messages import dead_letters, flush, sends
-from veilmq.store.sqlite.settings import queue_commands, topic_commands
+from veilmq.store.sqlite.settings import queue_commands, queue_lists, topic_commands
 from veilmq.store.sqlite.upkeep import jobs, operators
 from veilmq.store.sqlite.upkeep.jobs import move_tasks
 
@@ -118,7 +118,7 @@ def serial_order(sweep: Handler) -> dict[type, GroupHandler]:
         PurgeQueue: _flushed(queue_commands.purge),
         DeleteQueue: _flushed(queue_commands.delete),
         DescribeQueue: _each(queue_commands.describe),
-        ListQueues: _each(queue_commands.list_queues),
+        ListQueues: _each(queue_lists.list_queues),
         ListMoves: _each(move_tasks.list_moves),
         RecordPeek: _each(upkeep.record_peek),
         RecordPolls: _each(upkeep.record_polls),

@@ -1,20 +1,16 @@
-"""Commands on queues: create, change, delete, purge, describe, list; and their plans: store, put in force, revert.
+"""Commands on queues: create, change, delete, purge, describe; and their plans: store, put in force, revert.
 
 Strategy: a command is checked first and writes afterwards; its changes in memory are undone with the batch. Purge and
-delete touch no message: the old generation becomes garbage, which the sweeper collects. Lists are pages of sorted names
-(batch/queues.py), so a page starts where the one before ended. If a queue's name is not legal in a protocol, the
-protocol shows the queue's alias: legal names and aliases are merged while listing.
+delete touch no message: the old generation becomes garbage, which the sweeper collects. Lists are in
+queue_lists.py.
 
 A queue's plans are one small row, and one value in memory that claims use. Every change that can affect which plan is
 in force (a suggestion, the owner's settings) ends in `reconsider_plans`, and each change of the plan in force is an
 event.
 """
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from copy import copy
-from heapq import merge
-from itertools import islice
 from typing import Final
 
 import apsw
@@ -25,7 +21,6 @@ from veilmq.model.commands import (
     CreateQueue,
     DeleteQueue,
     DescribeQueue,
-    ListQueues,
     Origin,
     PurgeQueue,
     RevertPlan,
@@ -53,7 +48,6 @@ from veilmq.model.outcomes import (
     QueueCreated,
     QueueDeleted,
     QueueDescribed,
-    QueuesListed,
 )
 from veilmq.model.settings.queue import (
     FIFO_SUFFIX,
@@ -73,9 +67,8 @@ from veilmq.model.settings.queue import (
     same_leases,
     with_change,
 )
-from veilmq.model.settings.topic import is_hidden
 from veilmq.store.sqlite.batch import Writer
-from veilmq.store.sqlite.batch.queues import SETTINGS_ENCODER, AccountRegion, LiveQueue, OrderedNames, Queues
+from veilmq.store.sqlite.batch.queues import SETTINGS_ENCODER, LiveQueue, Queues
 from veilmq.store.sqlite.leases.expiry import look_for_due
 from veilmq.store.sqlite.settings.fifo_delays import retime
 
@@ -342,64 +335,6 @@ def _record(
 ) -> None:
     origin = writer.origin(command.origin)
     writer.events.append(Event(kind, writer.now, queue.incarnation, origin, detail=dict(detail)))
-
-
-_NONE: Final = OrderedNames()
-
-
-def list_queues(writer: Writer, command: ListQueues) -> Outcome:
-    """A page of queues by key, or by the name that a protocol shows."""
-    found = list(islice(_queues(writer.queues, command), command.count_max + 1))
-    page = found[: command.count_max]
-    return QueuesListed([queue.info() for queue in page], more=len(found) > len(page))
-
-
-def _queues(queues: Queues, command: ListQueues) -> Iterator[LiveQueue]:
-    target = command.dead_letter_target
-    names = queues.names if target is None else queues.sources.get(target, _NONE)
-    keys = _all_keys(names, command) if command.account is None else _keys_of_account(queues, names, command)
-    return (queues.by_key[key] for key in keys)
-
-
-def _all_keys(names: OrderedNames, command: ListQueues) -> Iterator[QueueKey]:
-    """Keys in the order of their texts."""
-    for place in names.places(None, command.region):
-        start = f"{place[0]}/{place[1]}/"
-        inside = command.after.startswith(start)
-        if inside or command.after < start:
-            after = command.after[len(start) :] if inside else ""
-            for name in names.following(place, command.prefix, after):
-                if not is_hidden(name):
-                    yield QueueKey(*place, name)
-
-
-def _keys_of_account(queues: Queues, names: OrderedNames, command: ListQueues) -> Iterator[QueueKey]:
-    """Keys in the order of the names that the asking protocol shows."""
-    allowed = None if command.names is None else re.compile(command.names)
-    shown = []
-    for place in names.places(command.account, command.region):
-        shown.append(_own_names(names, command, place, allowed))
-        if allowed is not None and command.by_alias:
-            shown.append(_aliases(queues, command, place, allowed))
-    for _, key in merge(*shown):
-        yield key
-
-
-def _own_names(
-    names: OrderedNames, command: ListQueues, place: AccountRegion, allowed: re.Pattern[str] | None
-) -> Iterator[tuple[str, QueueKey]]:
-    for name in names.following(place, command.prefix, command.after):
-        if not is_hidden(name) and (allowed is None or allowed.fullmatch(name)):
-            yield name, QueueKey(*place, name)
-
-
-def _aliases(
-    queues: Queues, command: ListQueues, place: AccountRegion, allowed: re.Pattern[str]
-) -> Iterator[tuple[str, QueueKey]]:
-    for alias in queues.alias_names.following(place, command.prefix, command.after):
-        key = queues.aliases[alias_key(QueueKey(*place, alias), alias)]
-        if not allowed.fullmatch(key.name):
-            yield alias, key
 
 
 _PLANS = msgspec.msgpack.Decoder(PlanState)

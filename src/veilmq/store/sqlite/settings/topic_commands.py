@@ -58,6 +58,7 @@ from veilmq.model.outcomes import (
     TopicDescribed,
     TopicsListed,
 )
+from veilmq.model.settings.access import names_of
 from veilmq.model.settings.queue import QueueKey, RedrivePolicy, SettingsChange
 from veilmq.model.settings.topic import (
     ATTEMPTS_MAX,
@@ -163,6 +164,7 @@ def describe(writer: Writer, command: DescribeTopic) -> Outcome:
 
 def list_topics(writer: Writer, command: ListTopics) -> Outcome:
     """A page of topics by name."""
+    granted = None if command.granted is None else names_of(command.granted)
     names = sorted(
         (
             topic
@@ -171,6 +173,7 @@ def list_topics(writer: Writer, command: ListTopics) -> Outcome:
             and key.region == command.region
             and key.name.startswith(command.prefix)
             and key.name > command.after
+            and (granted is None or granted.cover(key.name))
         ),
         key=lambda topic: topic.key.name,
     )
