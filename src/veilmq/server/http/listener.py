@@ -13,6 +13,7 @@ import os
 import socket
 import ssl
 from collections.abc import Callable
+from heapq import nsmallest
 from itertools import chain, count
 from operator import attrgetter
 from typing import Any, Final, TypeAlias
@@ -31,7 +32,8 @@ _LAST_DIGITS: Final = [f"{number:03x}" for number in range(1 << 12)]
 """The last digits of a request id; the digits before them are formatted once for 4,096 ids."""
 log = logging.getLogger("veilmq.listener")
 
-_held_for: Final = attrgetter("held_for")
+_HELD_FOR: Final = attrgetter("held_for")
+_PHASE_AND_DEADLINE: Final = attrgetter("phase", "deadline")
 
 Handler: TypeAlias = Callable[[Request, Exchange], None]
 """Called on the loop when a request is complete; answers through the exchange, now or later."""
@@ -196,11 +198,22 @@ class Listener:
         if self._empty is not None and not self.connections and not self._empty.done():
             self._empty.set_result(None)
 
+    def drop_waiting(self) -> int:
+        """Drop one of 64 connections, of those that wait for their clients to send: first those without a request, and
+        of these those that have waited for longest. Otherwise a client that opens connections, and no more, could keep
+        out all others. Returns how many it dropped."""
+        waiting = (each for each in self.connections if each.waits_for_client)
+        longest = nsmallest(max(1, self.limits.connections_max // 64), waiting, key=_PHASE_AND_DEADLINE)
+        for connection in longest:
+            connection.drop()
+            self.connections.discard(connection)
+        return len(longest)
+
     def make_room(self) -> None:
         """Refuse unfinished requests until an eighth of `held_bytes_max` is free, those first that have been arriving
         for longest. If the newest were refused, a client that sends slowly could keep out all others for minutes."""
         enough_bytes = self.limits.held_bytes_max * 7 // 8
-        for connection in sorted((each for each in self.connections if each.holds_input), key=_held_for):
+        for connection in sorted((each for each in self.connections if each.holds_input), key=_HELD_FOR):
             if self.held_bytes <= enough_bytes:
                 return
             connection.turn_out()
