@@ -54,7 +54,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     calls_max: int = 50_000
     """Calls of one peer in flight, parked receives included; beyond, Overloaded."""
     strangers_max: int = 64
-    """Connections that have not proved themselves yet; further ones are closed at once."""
+    """Connections that have not proved themselves yet; beyond, the oldest one is closed."""
     handshake_s: float = 5.0
     """From the connection to the last proof."""
     ping_s: float = 2.0

@@ -76,7 +76,7 @@ class PeerPort:
         """Takes a connection that is for something else."""
         self.unread = Unread(0)
         self.owner: str | None = None
-        self._connections: set[_Peer] = set()
+        self._connections: dict[_Peer, None] = {}
         self._server: asyncio.Server | None = None
         self._closing = False
         self._empty = asyncio.Event()
@@ -148,11 +148,12 @@ class PeerPort:
     # What the connections call.
 
     def joined(self, peer: "_Peer") -> None:
-        """A connection was made. Raises Refusal if there is no room for one that has not proved itself."""
-        strangers = sum(not each.handshake.done for each in self._connections)
-        self._connections.add(peer)
-        if strangers >= self.limits.strangers_max:
-            raise Refusal("full", "too many connections have not proved themselves yet")
+        """A connection was made. Beyond `strangers_max` the oldest one that has not proved itself has to go: if it were
+        the newest, strangers could keep the servers of the cluster out."""
+        strangers = [each for each in self._connections if not each.handshake.done and each.why is None]
+        self._connections[peer] = None
+        if len(strangers) >= self.limits.strangers_max:
+            strangers[0].end(Refusal("full", "too many connections have not proved themselves yet"))
 
     def proved(self, peer: "_Peer") -> None:
         """A server has proved itself. If it had a connection before, that one is dead, whatever TCP believes."""
@@ -163,7 +164,7 @@ class PeerPort:
 
     def left(self, peer: "_Peer") -> None:
         """A connection is gone."""
-        self._connections.discard(peer)
+        self._connections.pop(peer, None)
         if self._closing and not self._connections:
             self._empty.set()
         why, name = peer.why, peer.handshake.peer
@@ -195,10 +196,7 @@ class _Peer(Connection):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        try:
-            self._port.joined(self)
-        except Refusal as refusal:
-            self.end(refusal)
+        self._port.joined(self)
 
     def proved(self) -> None:
         if self.handshake.purpose == CALLS:
