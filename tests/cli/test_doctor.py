@@ -351,6 +351,7 @@ def test_what_to_do_about_a_check_that_could_not_look(number: int, fix: str) -> 
         (checks.sync_speed([0.001] * 5 + [0.9] * 4), "ok", "1 ms (the longest of 9: 900 ms)"),
         (checks.sync_speed([0.03] * 9), "warning", "each request waits for one"),
         (checks.sync_speed([0.3] * 9), "error", "each request waits for one"),
+        (checks.credentials(Settings()), "ok", "with these settings none are checked"),  # a server may have others
     ],
 )
 def test_facts_of_the_machine(found: Iterator[Finding], level: str, said: str) -> None:

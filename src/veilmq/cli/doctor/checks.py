@@ -236,12 +236,12 @@ def credentials(settings: Settings) -> Iterator[Finding]:
     if settings.credentials is None:
         outside = [str(each) for each in settings.addresses().values() if not each.loopback]
         made = "veilmq keys new --into credentials.toml, then --credentials credentials.toml"
+        none = "with these settings none are checked (development mode)"
         if outside:
-            text = f"none are checked (development mode), and {', '.join(outside)} can be reached from elsewhere"
+            text = f"{none}, and {', '.join(outside)} can be reached from elsewhere"
             yield Finding("credentials", Level.WARNING, text, made)
         else:
-            text = "none are checked (development mode): whoever is on this machine may do everything"
-            yield Finding("credentials", Level.OK, text)
+            yield Finding("credentials", Level.OK, f"{none}: whoever is on this machine may do everything")
         return
     path = settings.credentials
     try:
