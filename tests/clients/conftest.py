@@ -101,7 +101,10 @@ grants = [{{ actions = ["receive", "describe-queue"], queues = ["orders*"] }}]
 [[account.key]]
 id = "AKIDLISTER0000000001"
 secret = "{KEY[1]}"
-grants = [{{ actions = ["list-queues"], queues = ["payroll"] }}]
+grants = [
+    {{ actions = ["list-queues"], queues = ["payroll"] }},
+    {{ actions = ["describe-queue"], queues = ["orders"] }},
+]
 [[account]]
 id = "222222222222"
 [[account.key]]

@@ -49,8 +49,13 @@ def test_grants_and_accounts_are_kept(start: Any, connect: Any, credentials: Pat
         with pytest.raises(ClientError) as raised:
             getattr(client, operation)(**given)
         assert "AccessDenied" in raised.value.response["Error"]["Code"]
-    listed = connect(server, "AKIDLISTER0000000001", key[1]).list_queues(MaxResults=1)
+    lister = connect(server, "AKIDLISTER0000000001", key[1])
+    listed = lister.list_queues(MaxResults=1)
     assert (listed["QueueUrls"], listed.get("NextToken")) == ([hidden], None), "only what the grant names"
+    policy = json.dumps({"deadLetterTargetArn": "arn:aws:sqs:us-east-1:111111111111:orders", "maxReceiveCount": 3})
+    for source in (hidden, owner.create_queue(QueueName="bonus")["QueueUrl"]):
+        owner.set_queue_attributes(QueueUrl=source, Attributes={"RedrivePolicy": policy})
+    assert lister.list_dead_letter_source_queues(QueueUrl=url)["queueUrls"] == [hidden]
 
 
 def test_credentials_are_reloaded_and_a_bad_file_changes_nothing(

@@ -324,9 +324,9 @@ class Port:
                     logger.info("%s: %s may not %s: %s%s", *shown, extra=extra)
                 exchange.respond(self.codec.denied(call, action))
                 return
-            for command in commands:
-                if isinstance(command, ListQueues | ListTopics):
-                    command.granted = call.key.patterns(ACTIONS[type(command)])
+            last = commands[-1]  # a list is the only command, or follows the description of its dead-letter queue
+            if type(last) is ListQueues or type(last) is ListTopics:
+                last.granted = call.key.patterns(ACTIONS[type(last)])
         conversation = self.conversation(self, exchange, call, commands)
         if type(first) is Peek:
             exchange.account = first.queue.account
