@@ -185,17 +185,43 @@ def test_a_receiver_of_the_parents_hears_in_the_child(veilmq_server: LocalServer
 
 @pytest.mark.slow
 def test_a_worker_that_runs_in_the_parent_can_run_in_the_child(veilmq_server: LocalServer) -> None:
+    """Also if the parent was just starting it, or has told it to stop."""
     worker = Worker(URLS["veil"](veilmq_server), lambda job: None, wait=0)
     worker.start()
 
     def work() -> bool:
+        if worker.run(messages_max=1).outcomes != {"done": 1}:
+            return False
         worker.start()
         worker.stop()
         return worker.join(ALARM_SECONDS / 2)
 
-    assert code_of(in_child(work)) == 0
     worker.stop()
     assert worker.join(ALARM_SECONDS)
+    with veilmq.connect(URLS["veil"](veilmq_server)) as queue:
+        queue.send("for the child")
+    worker.stop()
+    with worker._lock:
+        child = in_child(work)
+    assert code_of(child) == 0
+
+
+@pytest.mark.slow
+def test_sigterm_ends_a_process_that_a_handler_forked(veilmq_server: LocalServer) -> None:
+    """It has its parent's signal handler, which stops a worker that does not run there."""
+    codes: list[int] = []
+
+    def handle(job: object) -> None:
+        child = in_child(lambda: threading.Event().wait(ALARM_SECONDS * 2))
+        os.kill(child, signal.SIGTERM)
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+    with veilmq.connect(URLS["veil"](veilmq_server)) as queue:
+        queue.send("one")
+        before = signal.getsignal(signal.SIGTERM)
+        Worker(queue, handle, wait=0).run(signals=True, messages_max=1)
+        assert codes == [-signal.SIGTERM]
+        assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_a_receiver_on_a_parents_directory_tells_every_caller_of_the_child_at_once(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import inspect
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from queue import SimpleQueue
 from types import FrameType, TracebackType
 from typing import Any, Final, Self, Unpack
@@ -21,6 +21,7 @@ from typing import Any, Final, Self, Unpack
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.queue import Queue
 from veilmq.client.shared import checks
+from veilmq.client.shared.threads import Anew
 from veilmq.client.worker.guard import (
     Begun,
     Busy,
@@ -74,7 +75,7 @@ __all__ = [
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
-class Worker:
+class Worker(Anew):
     """Runs `handler` on the messages of `queue`, a `Queue` or a URL that is connected when the worker runs.
 
     If the handler returns, the message is deleted. If it raises, the message has failed and becomes visible again after
@@ -92,11 +93,15 @@ class Worker:
         _check_handler(handler, self.options["kind"])
         if not isinstance(queue, str):
             check_queue(self.options, queue)
+        self._here()
+
+    def _begin(self) -> None:
+        # A forked process has a copy of the worker, but not of the threads that run it, start it or stop it.
+        self._lock = threading.Lock()
         self._inbox: SimpleQueue[RunEvent | BaseException] = SimpleQueue()
         self._stopping = False
         self._run: Run | None = None
         self._thread: threading.Thread | None = None
-        self._lock = threading.Lock()
         self._runs_in: threading.Thread | None = None
         self._error: BaseException | None = None
 
@@ -113,12 +118,14 @@ class Worker:
 
     @property
     def counts(self) -> Counts | None:
-        """Counts of the latest run; None before the first."""
+        """Counts of this process's latest run; None before the first."""
+        self._here()
         return None if self._run is None else self._run.counts
 
     @property
     def pids(self) -> list[int]:
         """Process ids of the handlers' processes now, with kind=processes."""
+        self._here()
         return list(getattr(self._run.runners, "pids", ())) if self._run is not None else []
 
     def run(self, *, signals: bool = False, until_empty: bool = False, messages_max: int | None = None) -> Counts:
@@ -135,6 +142,7 @@ class Worker:
             raise ParameterInvalid(parameter="signals", reason="only the main thread hears them")
         if messages_max is not None:
             checks.at_least(messages_max, "messages_max", 1)
+        self._here()
         with self._lock:
             self._check_idle()
             self._runs_in = threading.current_thread()
@@ -144,7 +152,6 @@ class Worker:
             self._runs_in = None
 
     def _check_idle(self) -> None:
-        # A forked process has a copy of the worker, but not of the thread that runs it.
         if self._runs_in is not None and self._runs_in.is_alive():
             reason = "it runs already: `concurrency` is for more messages at a time, or make another Worker"
             raise ParameterInvalid(parameter="worker", reason=reason)
@@ -162,7 +169,7 @@ class Worker:
                 until_empty=until_empty,
                 messages_max=messages_max,
             )
-            with self._handled(signals):
+            with self._signals_handled() if signals else nullcontext():
                 run.go()
             return run.counts
         finally:
@@ -172,6 +179,7 @@ class Worker:
 
     def start(self) -> None:
         """Run in a separate thread. Raises ParameterInvalid if it runs already."""
+        self._here()
         with self._lock:
             self._check_idle()
             self._error = None
@@ -183,12 +191,14 @@ class Worker:
 
     def stop(self) -> None:
         """Stop with a drain; a second call stops without. Returns at once; safe in a signal handler."""
+        self._here()
         self._stopping = True
         self._inbox.put(RunEvent.STOP)
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait up to `timeout` seconds for a started worker. Returns whether it has ended. Raises the error that ended
         it."""
+        self._here()
         thread = self._thread
         if thread is None:
             return True
@@ -220,21 +230,26 @@ class Worker:
             self._runs_in = None
 
     @contextmanager
-    def _handled(self, wanted: bool) -> Iterator[None]:
-        if not wanted:
-            yield
-            return
+    def _signals_handled(self) -> Iterator[None]:
+        here = self._this()
+
+        def restore(number: int) -> None:
+            # None: a program that embeds Python had set a handler that Python cannot restore.
+            signal.signal(number, before[number] or signal.SIG_DFL)
 
         def stop(number: int, frame: FrameType | None) -> None:
-            self.stop()
+            if self._this() == here:
+                self.stop()
+            else:  # a process that a handler forked: it runs no worker that would end
+                restore(number)
+                signal.raise_signal(number)
 
-        before = {number: signal.signal(number, stop) for number in SIGNALS}
+        before: dict[int, Any] = {number: signal.signal(number, stop) for number in SIGNALS}
         try:
             yield
         finally:
-            for number, handler in before.items():
-                # None: a program that embeds Python had set a handler that Python cannot restore.
-                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+            for number in SIGNALS:
+                restore(number)
 
 
 def worker(queue: Queue | str, **options: Unpack[Options]) -> Callable[[Callable[[Any], Any]], Worker]:
