@@ -35,12 +35,15 @@ def begin(directory: Path) -> None:
 
 @pytest.mark.parametrize("keep", [save, begin])
 def test_a_record_s_whole_way_is_synced(tmp_path: Path, synced: list[Path], keep: Callable[[Path], None]) -> None:
-    directory = tmp_path / "some" / "where"
+    directory = tmp_path / "some"
+    with pytest.raises(FileNotFoundError, match=f"make it first: '{directory}'"):
+        keep(directory / "where")
+    assert not directory.exists(), "a mistyped path makes no tree"
     keep(directory)
-    assert {tmp_path, tmp_path / "some", directory} <= set(synced)
+    assert {tmp_path, directory} <= set(synced)
     (folder,) = directory.iterdir()
     record, *_, last = [path for path in synced if folder in (path, path.parent)]
     assert record.parent == last == folder
     synced.clear()
     keep(directory)
-    assert not {tmp_path, tmp_path / "some", directory} & set(synced), "once"
+    assert not {tmp_path, directory} & set(synced), "once"

@@ -122,10 +122,14 @@ def hashed(key: str) -> str:
 
 
 class Directory:
-    """Files by relative path. All calls raise OSError."""
+    """Files by relative path. The directory is made if it is missing, but not the one above it: a mistyped path would
+    become a new tree without a record in it. All calls raise OSError."""
 
     def __init__(self, directory: Path | str) -> None:
         self.directory = checks.path(directory, "directory")
+        above = self.directory.absolute().parent
+        if not above.is_dir():
+            raise FileNotFoundError(errno.ENOENT, "is not a directory: make it first", str(above))
         make_directory(self.directory, 0o700)
 
     def get(self, path: str) -> bytes | None:
