@@ -1,6 +1,7 @@
 """What a user's own transaction writes is sent, and nothing else; whoever dies where, none is lost."""
 
 import contextlib
+import logging
 import os
 import signal
 import sqlite3
@@ -25,10 +26,12 @@ from veilmq.client.messages import Message, Sent, Template
 from veilmq.client.outbox import ATTRIBUTE, Outbox, Relay, _Row
 from veilmq.client.queue import Capabilities, Queue
 from veilmq.client.routed import RoutedQueue
+from veilmq.client.shared.outages import EVERY_SECONDS, Outages
 from veilmq.client.unreadable import keep
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import ParameterInvalid, QueueMissing, VeilError
 from veilmq.testing.client_contract import for_each
+from veilmq.testing.client_contract.stage import MovableClock
 
 OUTBOX = Outbox()
 Found = TypeVar("Found")
@@ -547,8 +550,28 @@ def test_a_queue_that_is_away_is_a_line_in_the_log(place: Place, caplog: pytest.
         relay.wake()
         assert place.queue.receive(wait=30)
     (record,) = caplog.records
-    assert record.getMessage() == "the outbox was not sent to its end: no queue orders"
+    assert record.getMessage() == "outbox: sending failed: no queue orders"
     assert record.exc_info is None
+
+    # Away for six seconds, and still a minute later, then there again, then away three times at once: the log is short.
+    caplog.clear()
+    clock = MovableClock()
+    outages = Outages(logging.getLogger("veilmq.outbox"), "outbox", clock)
+    for pause in (0, 2, 4, EVERY_SECONDS, 3):
+        clock.advance(pause)
+        outages.failed("sending", RuntimeError("gone") if pause == EVERY_SECONDS else QueueMissing(queue="orders"))
+    outages.worked("sending")
+    outages.worked("sending")
+    for _ in range(3):
+        outages.failed("sending", QueueMissing(queue="orders"))
+        outages.failed("sending", QueueMissing(queue="orders"))
+        outages.worked("sending")
+    assert [record.getMessage() for record in caplog.records] == [
+        "outbox: sending failed: no queue orders",
+        "outbox: sending failed: gone (4 times so far)",
+        "outbox: sending works again, after 5 failures",
+    ]
+    assert [record.exc_info is not None for record in caplog.records] == [False, True, False]
 
 
 def test_old_rows_are_pruned(place: Place) -> None:

@@ -54,7 +54,9 @@ class Down(Wrapping):
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["delete", "release"])
-def test_what_is_given_up_comes_back_when_its_lease_ends(embedded: EmbeddedClient, queue: Queue, fails: bool) -> None:
+def test_what_is_given_up_comes_back_when_its_lease_ends(
+    embedded: EmbeddedClient, queue: Queue, fails: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     queue.send("a")
     receives: list[int] = []
     down = Down(queue)
@@ -81,6 +83,13 @@ def test_what_is_given_up_comes_back_when_its_lease_ends(embedded: EmbeddedClien
         embedded.pass_time(HOUR / 2)
         eventually(lambda: working.counts and working.counts.outcomes.get("done"))
     assert receives == [1, 2]
+    call, said = "release" if fails else "delete", [record.getMessage() for record in caplog.records]
+    assert working.counts is not None
+    assert working.counts.failures == {call: 20}
+    assert said.count(f"queue work: {call} failed: {UNREACHABLE}") == 1
+    assert len([line for line in said if f"{call} failed" in line]) < 5, "not one line for each try"
+    assert ("queue work: delete works again, after 20 failures" in said) is not fails
+    assert ("HandlerFailed: raised by the handler:\nTraceback" in caplog.text) is fails
     assert (queue.stats().visible, queue.stats().in_flight) == (0, 0)
 
 

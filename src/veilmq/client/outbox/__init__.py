@@ -22,6 +22,7 @@ from veilmq.client.queue import Queue
 from veilmq.client.records.tables import Connect, OneConnection, paramstyle_of, run, table_name
 from veilmq.client.shared import checks
 from veilmq.client.shared.checks import as_message, attributes_room, text_bytes
+from veilmq.client.shared.outages import Outages
 from veilmq.client.shared.threads import Anew, Closing
 from veilmq.model.errors import CapabilityMissing, MessageTooLarge, ParameterInvalid, VeilError
 from veilmq.model.messages import first_forbidden_character
@@ -162,6 +163,7 @@ class Relay(Closing, Anew):
         """Up to this position the last look came, where too much failed."""
         self._passed: set[str] = set()
         """Groups of a FIFO queue of which rows up to there wait."""
+        self._outages = Outages(log, "outbox", self._clock)
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._closing = False
@@ -282,10 +284,9 @@ class Relay(Closing, Anew):
         while not self._closing:
             try:
                 self._work_off(lambda: self._closing)
-            except VeilError as error:  # an error of the queue, not of this program
-                log.warning("the outbox was not sent to its end: %s", error)
-            except Exception:  # drivers raise any exception; the next look opens a new connection
-                log.exception("the outbox was not sent to its end")
+                self._outages.worked("sending")
+            except Exception as error:  # noqa: BLE001 drivers raise any; the next look opens a new connection
+                self._outages.failed("sending", error)
             self._wake.wait(min(self._check_every, threading.TIMEOUT_MAX))
             self._wake.clear()
 

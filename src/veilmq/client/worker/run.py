@@ -144,6 +144,7 @@ class Intake:
                 self._stop.wait(FAILED.delay(tries, chance()))
                 continue
             tries, failing_since = 0, None
+            self._settling.worked("receive")
             taken = self._admit(came)
             self._ready.unreserve(places - taken)
             if came:

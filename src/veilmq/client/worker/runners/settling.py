@@ -18,6 +18,7 @@ from veilmq.client.clock import Clock, Stop
 from veilmq.client.messages import Message, Received
 from veilmq.client.queue import Queue
 from veilmq.client.shared import body_of_copy
+from veilmq.client.shared.outages import Outages
 from veilmq.client.worker.guard import Superseded
 from veilmq.client.worker.job import Cause, Hand, HandlerFailed, Result, Verdict, of_error
 from veilmq.client.worker.metrics import Counts
@@ -89,6 +90,8 @@ _LEFT = ("unsettled", "lost", "expired")
 _REASONS = {Verdict.FAILED: "raised", Verdict.RETRY: "asked", Verdict.REJECTED: "rejected"}
 """The reason that a release for a retry reports, by the handler's verdict."""
 _REFUSED = (LeaseError, ReceiptInvalid, QueueMissing)
+_OF_THIS_CALL = (UsageError, CapabilityMissing)
+"""Errors of one call, that a repetition does not cure."""
 
 
 class Settling:
@@ -104,6 +107,7 @@ class Settling:
         self._dead_letters = dead_letters
         self._longest = queue.capabilities.lease_max
         self._over = Stop(clock)
+        self._outages = Outages(log, f"queue {queue.name}", clock)
 
     def give_up(self) -> None:
         """Shutdown: try each action only once from now on."""
@@ -111,14 +115,21 @@ class Settling:
 
     def report(self, call: str, error: BaseException) -> None:
         """A call to the queue failed: count it, log it, call on_error. Errors that are no VeilError are logged with a
-        traceback."""
+        traceback, and a queue that cannot be reached is not logged at every try."""
         self._counts.failed(call, error)
         if not isinstance(error, VeilError):
             log.error("queue %s: %s failed", self._queue.name, call, exc_info=error)
             return
-        log.warning("queue %s: %s failed: %s", self._queue.name, call, error)
+        if isinstance(error, _OF_THIS_CALL):
+            log.warning("queue %s: %s failed: %s", self._queue.name, call, error)
+        else:
+            self._outages.failed(call, error)
         if self._options["on_error"] is not None:
             self._call_back(self._options["on_error"], error)
+
+    def worked(self, call: str) -> None:
+        """A call to the queue succeeded."""
+        self._outages.worked(call)
 
     def _call_back(self, callback: Callable[..., object], *values: Any) -> None:
         """Call a user's callback. Its errors are logged and stop nothing; even its sys.exit() ends no thread."""
@@ -278,6 +289,7 @@ class Settling:
         except VeilError as error:
             self.report("dead_letter", error)
             return None
+        self.worked("dead_letter")
         log.warning("queue %s: message %s went to %s after %d receives: %s", self._queue.name, hand.message.id,
                     dead_letters.target.name, hand.message.receive_count, reason)  # fmt: skip
         outcome = self._delete(hand)
@@ -309,8 +321,9 @@ class Settling:
             except VeilError as error:
                 self.report(name, error)
                 tries += 1
-                hopeless = isinstance(error, (UsageError, CapabilityMissing)) or hand.lease.remaining() <= 0
+                hopeless = isinstance(error, _OF_THIS_CALL) or hand.lease.remaining() <= 0
                 if hopeless or tries >= _TRIES_MAX or self._over.wait(_AGAIN.delay(tries, chance())):
                     return "unsettled"
             else:
+                self.worked(name)
                 return None
