@@ -132,6 +132,11 @@ def test_a_commit_whose_answer_was_lost_is_the_guards_own(tmp_path: Path) -> Non
 def test_what_is_no_connection_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ParameterInvalid, match="no DB-API driver"):
         TableGuard(lambda: tmp_path)
+    with pytest.raises(ParameterInvalid, match="a new, empty database each time"):
+        TableGuard(lambda: sqlite3.connect(":memory:"))
+    with TableGuard(lambda: sqlite3.connect("file:guards?mode=memory&cache=shared", uri=True)) as guard:
+        in_thread(lambda: guard.begin("key", CLAIM))
+        assert isinstance(guard.begin("key", CLAIM), Busy), "one database of all threads"
 
 
 def test_a_connection_ends_with_its_thread(tmp_path: Path) -> None:

@@ -71,6 +71,14 @@ SAID: list[tuple[str, str, VeilError]] = [
     ),
     (
         "InvalidParameterValue",
+        "Can only include alphanumeric characters, hyphens, or underscores. 1 to 80 in length",
+        ParameterInvalid(
+            parameter="name",
+            reason="Can only include alphanumeric characters, hyphens, or underscores. 1 to 80 in length, not 'q'",
+        ),
+    ),
+    (
+        "InvalidParameterValue",
         "Value 901 for parameter DelaySeconds is invalid. Reason: DelaySeconds must be >= 0 and <= 900.",
         ParameterInvalid(parameter="delay", reason="DelaySeconds must be >= 0 and <= 900."),
     ),

@@ -40,6 +40,7 @@ _MESSAGE_BYTES_MAX: Final = 1_048_576
 _ENTITY_TOO_LARGE: Final = 413
 
 _PARAMETER: Final = re.compile(r"for parameter (\w+) is invalid(?:\. Reason: (.*))?", re.DOTALL)
+_NAME_RULE: Final = "hyphens, or underscores. 1 to 80 in length"
 _MISSING: Final = re.compile(r"must contain the parameter ([\w.]*\w)")
 _LIMIT: Final = re.compile(r": (\d{1,16})\.")
 _SETTING: Final = re.compile(r"for attribute (\w+)")
@@ -148,6 +149,8 @@ def _invalid_value(refusal: Refusal) -> VeilError:
         return MessageGone(sequence=0, attempt=0)
     if "receipt handle has expired" in text:
         return LeaseExpired(sequence=0, attempt=0)
+    if _NAME_RULE in text:  # of CreateQueue; it names no parameter
+        return ParameterInvalid(parameter="name", reason=f"{text}, not {refusal.queue!r}")
     found = _PARAMETER.search(text)
     if found is None:
         return ParameterInvalid(parameter="request", reason=text)

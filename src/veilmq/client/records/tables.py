@@ -18,7 +18,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import Any, Final
 
 from veilmq.client.records import Seen
@@ -320,6 +320,21 @@ class TableRecords(Closing):
         except self._error:
             # No right to create tables, or another process creates it now (PostgreSQL): it only matters that it exists.
             self._content("")
+        if self._connections.mine().clock == _CLOCKS[2]:
+            self._check_shared(connect)
+
+    def _check_shared(self, connect: Connect) -> None:
+        """Raises ParameterInvalid if each connection to SQLite has a database of its own: other threads would miss the
+        table at every message."""
+        if self._run("SELECT file FROM pragma_database_list WHERE name = 'main'")[0][0]:
+            return
+        try:
+            with closing(connect()) as other:
+                other.cursor().execute(f"SELECT 1 FROM {self._table}")
+        except self._error:
+            self.close()
+            reason = 'opens a new, empty database each time, as ":memory:" is one, and each thread connects: name a file'
+            raise ParameterInvalid(parameter="connect", reason=reason) from None
 
     def look(self, key: str) -> Seen:
         """See `Records.look`: the row and the clock in one statement."""
