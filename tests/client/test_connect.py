@@ -1,5 +1,7 @@
 """`veilmq.connect`: every form that is built, the SDKs' own objects, and what it says of those that are not."""
 
+import copy
+import pickle
 import socket
 import subprocess
 import sys
@@ -25,6 +27,7 @@ from veilmq.client.adapters.sqs import SqsQueue
 from veilmq.client.errors import ServiceError, TransportError
 from veilmq.client.messages import Template
 from veilmq.client.queue import Queue
+from veilmq.client.worker import Worker
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid, QueueExists, QueueMissing
 from veilmq.testing.client_contract import for_each
 from veilmq.testing.local import ServerProcess
@@ -136,6 +139,10 @@ class TestUrls:
     def test_a_queue_closes_the_account_that_was_opened_for_it(self, tmp_path: Path) -> None:
         queue = connect(f"veil://{tmp_path}/data?queue=jobs&create=1")
         account = queue.account
+        for thing in (queue, account, account.queue("jobs"), Worker(queue, print)):
+            for transfer in (pickle.dumps, copy.copy):
+                with pytest.raises(TypeError, match="give the other process the queue's URL"):
+                    transfer(thing)
         queue.close()
         queue.close()
         with pytest.raises(TransportError):

@@ -1,5 +1,6 @@
 """What breaks beside the handler, or in ways that nobody expects: each costs its message a receive, and never more."""
 
+import asyncio
 import datetime
 import errno
 import functools
@@ -281,6 +282,22 @@ class TestCallbacksThatExit:
 
         stage.send("a")
         assert stage.work(stage.note, Hiccup(stage.queue), on_error=leave).outcomes == {"done": 1}
+
+    def test_a_loop_that_a_handler_ends_goes_on(self, stage: Stage) -> None:
+        """No handler can be meant by the end of the loop: all messages would be kept and never worked."""
+        stage.send("stops the loop", "exits in a callback", "works")
+
+        async def coroutine(job: Any) -> None:
+            stage.note(job)
+            if job.body == "stops the loop":
+                asyncio.get_running_loop().stop()
+            elif job.body == "exits in a callback":
+                asyncio.get_running_loop().call_soon(leave)
+                await asyncio.sleep(0)
+
+        with stage.worker(coroutine, kind="async") as working:
+            eventually(lambda: working.counts and working.counts.outcomes.get("done") == 3)
+        assert len(stage.seen) == 3
 
     def test_a_policy_is_asked_again_until_the_run_gives_up(self, stage: Stage) -> None:
         stage.send("no secret at all")

@@ -333,7 +333,9 @@ class TableRecords(Closing):
                 other.cursor().execute(f"SELECT 1 FROM {self._table}")
         except self._error:
             self.close()
-            reason = 'opens a new, empty database each time, as ":memory:" is one, and each thread connects: name a file'
+            reason = (
+                'opens a new, empty database each time, as ":memory:" is one, and each thread connects: name a file'
+            )
             raise ParameterInvalid(parameter="connect", reason=reason) from None
 
     def look(self, key: str) -> Seen:

@@ -37,12 +37,23 @@ from functools import partial
 from itertools import count
 from queue import Empty, SimpleQueue
 from types import TracebackType
-from typing import Any, Final, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, Final, NoReturn, ParamSpec, Protocol, Self, TypeVar
 
 from veilmq.client.clock import Clock, sleeping_by
 
 
-class Closing(ABC):
+class Unpicklable:
+    """An object with threads, locks or connections, which exist in one process."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> NoReturn:
+        """Called by pickle and copy. Raises TypeError."""
+        name = type(self).__name__.lstrip("_")
+        raise TypeError(f"cannot pickle or copy a {name}: give the other process the queue's URL, and connect there")
+
+
+class Closing(Unpicklable, ABC):
     """A context manager whose exit is `close()`."""
 
     __slots__ = ()

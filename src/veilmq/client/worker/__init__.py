@@ -21,7 +21,7 @@ from typing import Any, Final, Self, Unpack
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.queue import Queue
 from veilmq.client.shared import checks
-from veilmq.client.shared.threads import Anew
+from veilmq.client.shared.threads import Anew, Unpicklable
 from veilmq.client.worker.guard import (
     Begun,
     Busy,
@@ -75,7 +75,7 @@ __all__ = [
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
-class Worker(Anew):
+class Worker(Unpicklable, Anew):
     """Runs `handler` on the messages of `queue`, a `Queue` or a URL that is connected when the worker runs.
 
     If the handler returns, the message is deleted. If it raises, the message has failed and becomes visible again after

@@ -34,6 +34,7 @@ class AsyncRunners:
         self._pool = DaemonPool(min(_BLOCKING_MAX, flow.options["concurrency"]), "veilmq worker settling")
         self._tasks: set[asyncio.Task[None]] = set()
         self._killed = False
+        self._closed = False
 
     def start(self) -> None:
         """Returns once the handlers can run."""
@@ -47,13 +48,18 @@ class AsyncRunners:
 
     def close(self) -> None:
         """Close after the last handler."""
+        self._closed = True
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._pool.shutdown()
 
     def _run_loop(self) -> None:
         asyncio.set_event_loop(self._loop)
         try:
-            self._loop.run_forever()
+            while not self._closed:  # a handler can stop its loop, and all messages would stay where they are
+                try:
+                    self._loop.run_forever()
+                except (SystemExit, KeyboardInterrupt):  # of a task that a handler started beside itself
+                    log.exception("a task that a handler started raised this; the worker goes on")
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         finally:
             self._loop.close()
