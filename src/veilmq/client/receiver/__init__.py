@@ -30,6 +30,7 @@ from veilmq.client.messages import Received
 from veilmq.client.queue import ById, Queue, identity_of
 from veilmq.client.receiver.exchange import Call, Exchange, Limits, Seat, Wish, joint
 from veilmq.client.shared import checks
+from veilmq.client.shared.outages import Outages
 from veilmq.client.shared.threads import Anew, Closing, forget_in_child
 from veilmq.model.errors import ParameterInvalid, VeilError, as_fields
 
@@ -47,8 +48,9 @@ log = logging.getLogger("veilmq.receiver")
 class Polling(Anew):
     """The requests of one queue's receivers."""
 
-    def __init__(self, limits: Limits, lease: float | None, clock: Clock) -> None:
+    def __init__(self, queue: str, limits: Limits, lease: float | None, clock: Clock) -> None:
         """limits: those of the first receiver."""
+        self._queue = queue
         self.lease = lease
         self.clock = clock
         self._limits = limits
@@ -62,6 +64,7 @@ class Polling(Anew):
     def _begin(self) -> None:
         self._exchange = Exchange(self._limits, secrets.randbelow(_JITTERS) / _JITTERS)
         self._exchange.closed = self._closed
+        self._outages = Outages(log, f"queue {self._queue}", self.clock)
         self._runners = 0
         self._releasing = 0
         self._idle = 0
@@ -228,13 +231,14 @@ class Polling(Anew):
                     self._changed.notify_all()
 
     def _receive(self, call: Call) -> Sequence[Received] | VeilError:
-        queue = call.seat.queue
         try:
-            return queue.receive(call.count, lease=self.lease, wait=call.wait)
+            came = call.seat.queue.receive(call.count, lease=self.lease, wait=call.wait)
         except VeilError as error:
             if call.seat.usable:
-                log.warning("queue %s: receive failed: %s", queue.name, error)
+                self._outages.failed("receive", error)
             return error
+        self._outages.worked("receive")
+        return came
 
     def _release(self, messages: Sequence[Received], seat: Seat) -> None:
         """Release messages that nobody here wants, so that they are visible at once."""
@@ -266,7 +270,7 @@ class _Shared:
         with self.lock:
             polling = self.pollings.get(key)
             if polling is None:
-                polling = self.pollings[key] = Polling(seat.limits, lease, clock)
+                polling = self.pollings[key] = Polling(seat.queue.name, seat.limits, lease, clock)
             polling.join(seat)
             return polling
 

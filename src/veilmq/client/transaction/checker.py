@@ -22,6 +22,7 @@ from msgspec.structs import replace
 from veilmq.client.clock import Clock, Stop
 from veilmq.client.messages import Message, Received
 from veilmq.client.queue import Queue
+from veilmq.client.shared.outages import Outages
 from veilmq.client.shared.threads import Closing
 from veilmq.client.transaction.logbook import (
     CLOCKS_APART,
@@ -168,6 +169,7 @@ class Checker(Closing):
         self._park = park
         self._compensate = compensate
         self._running = running
+        self._clock = clock
         self._stop = Stop(clock)
         self._thread: threading.Thread | None = None
 
@@ -249,13 +251,13 @@ class Checker(Closing):
             return Verdict.UNKNOWN
 
     def _run(self) -> None:
+        outages = Outages(log, "transaction log", self._clock)
         while not self._stop.wait(self._times.check_every):
             try:
                 self._look(self._stop.is_set, None)
-            except VeilError as error:
-                log.warning("the log cannot be read: %s", error)
-            except Exception:  # a pattern around the log runs the user's code: the next check may succeed
-                log.exception("the log cannot be read")
+                outages.worked("receive")
+            except Exception as error:  # noqa: BLE001 the user's code runs in a pattern around the log
+                outages.failed("receive", error)
 
     def _work_off(self, message: Received, now: float | None) -> bool:
         """Work off one entry. Returns whether it left the log."""
