@@ -11,6 +11,7 @@ from tests.client.test_forked import code_of, in_child
 from tests.client.worker_stage import WAIT_S, Gate, Stage
 
 import veilmq
+from veilmq.client.errors import TransportError
 from veilmq.client.keeper import LeaseKeeper
 from veilmq.client.large import LargeMessageQueue
 from veilmq.client.ordered import LocalFile, OrderedReceiver
@@ -102,6 +103,17 @@ def test_a_keeper_that_is_closed_under_its_worker_ends_it_and_the_messages_go_ba
     assert worker.counts is not None
     assert "unsettled" not in worker.counts.outcomes
     assert stage.visible() == ["second"]
+
+
+def test_a_queue_that_is_closed_under_its_worker_ends_it(stage: Stage) -> None:
+    """Its polls go through another object: it would work each message again and again, and could delete none."""
+    stage.send("a", "b", "c")
+    worker = stage.worker(lambda job: stage.queue.close())
+    with pytest.raises(TransportError, match="queue work is closed"):
+        worker.run(messages_max=3)
+    assert worker.counts is not None
+    assert worker.counts.outcomes == {"unsettled": 1}
+    assert worker.counts.failures == {"delete": 1}
 
 
 def test_a_stop_after_the_end_is_not_for_the_next_start(stage: Stage) -> None:

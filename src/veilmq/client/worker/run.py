@@ -22,9 +22,10 @@ from queue import Empty, SimpleQueue
 from typing import Any, Final, Protocol
 
 from veilmq.client.clock import Clock, Stop
+from veilmq.client.errors import TransportError
 from veilmq.client.keeper import LeaseKeeper
 from veilmq.client.messages import Received
-from veilmq.client.queue import Queue
+from veilmq.client.queue import Queue, is_closed
 from veilmq.client.routed import RoutedQueue
 from veilmq.client.worker.job import Cause, Hand
 from veilmq.client.worker.metrics import Counts, Spans
@@ -125,7 +126,7 @@ class Intake:
         tries = early = 0
         failing_since: float | None = None
         while places := self._ready.reserve(self._able.receive_messages_max):
-            if (closed := self._keeper_closed()) is not None:
+            if (closed := self._closed()) is not None:
                 self._ready.unreserve(places)
                 if not self._stop.is_set():
                     self._fatal(closed)
@@ -206,7 +207,7 @@ class Intake:
             self._counts.ended("expired")
             return None
         except BaseException as error:  # noqa: BLE001 the user's plan runs here and may fail in any way
-            if self._keeper_closed() is not None:
+            if self._closed() is not None:
                 self._return(message)
                 return None
             self._settling.report("extend", error)
@@ -225,12 +226,14 @@ class Intake:
         lease.on_lost(lambda lost: self._settling.lose(hand, str(lost.reason)))
         return hand
 
-    def _keeper_closed(self) -> ParameterInvalid | None:
-        """Why the keeper, if it is the user's own, takes nothing more."""
+    def _closed(self) -> VeilError | None:
+        """Why nothing more can be settled: the user has closed the queue, or a keeper of their own."""
         try:
             self._keeper.check_open()
         except ParameterInvalid as error:
             return error
+        if is_closed(self._queue):  # the poll goes through another object, which may still be open
+            return TransportError(reason=f"queue {self._queue.name} is closed", may_have_happened=False)
         return None
 
     def _length(self, message: Received) -> float | None:

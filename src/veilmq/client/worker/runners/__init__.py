@@ -88,6 +88,8 @@ class AsyncRunners:
         except asyncio.CancelledError:
             raise
         except BaseException as error:
+            if self._closed:  # its handler went on after the end of the run, which has given the messages back
+                return
             log.exception("a worker's own fault: the messages go back")
             fault = error  # kept: a cancellation leaves this block before the call, and `error` is unbound there
             await self._blocking(lambda: flow.rescue(hands, fault))

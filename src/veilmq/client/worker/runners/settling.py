@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from veilmq.client.clock import Clock, Stop
 from veilmq.client.messages import Message, Received
-from veilmq.client.queue import Queue
+from veilmq.client.queue import Queue, is_closed
 from veilmq.client.shared import body_of_copy
 from veilmq.client.shared.outages import Outages
 from veilmq.client.worker.guard import Superseded
@@ -321,7 +321,7 @@ class Settling:
             except VeilError as error:
                 self.report(name, error)
                 tries += 1
-                hopeless = isinstance(error, _OF_THIS_CALL) or hand.lease.remaining() <= 0
+                hopeless = isinstance(error, _OF_THIS_CALL) or is_closed(self._queue) or hand.lease.remaining() <= 0
                 if hopeless or tries >= _TRIES_MAX or self._over.wait(_AGAIN.delay(tries, chance())):
                     return "unsettled"
             else:
