@@ -129,7 +129,7 @@ class Directory:
         self.directory = checks.path(directory, "directory")
         above = self.directory.absolute().parent
         if not above.is_dir():
-            raise FileNotFoundError(errno.ENOENT, "is not a directory: make it first", str(above))
+            raise FileNotFoundError(errno.ENOENT, "no such directory, make it first", str(above))
         make_directory(self.directory, 0o700)
 
     def get(self, path: str) -> bytes | None:
