@@ -498,6 +498,27 @@ class TestCoroutines:
 
         asyncio.run(main())
 
+    def test_a_closed_loop_takes_no_message(self, queue: Counting) -> None:
+        """Its coroutines wait for ever, first in line."""
+        receiver = AsyncReceiver(queue, lease=600)
+        loop = asyncio.new_event_loop()
+        left = loop.create_task(receiver.receive())
+        loop.run_until_complete(until(lambda: receiver.waiting))
+        loop.close()
+
+        async def main() -> None:
+            waiting = asyncio.create_task(receiver.receive(30))
+            await until(lambda: receiver.waiting == 2)
+            queue.send("a")
+            message = await waiting
+            assert message is not None
+            assert message.receive_count == 1
+            await receiver.close()
+
+        asyncio.run(main())
+        assert not left.done()
+        left._log_destroy_pending = False  # type: ignore[attr-defined] asyncio would log it
+
     def test_a_blocked_loop_stops_no_poll(self, queue: Counting) -> None:
         async def main() -> None:
             async with AsyncReceiver(queue) as receiver:

@@ -442,9 +442,13 @@ class _LoopWish(Wish):
         self.loop = asyncio.get_running_loop()
         self.woken: asyncio.Future[None] = self.loop.create_future()
 
+    @property
+    def gone(self) -> bool:
+        return self.loop.is_closed()
+
     def resolve(self, outcome: Sequence[Received] | VeilError) -> None:
         super().resolve(outcome)
-        # The loop may be closed while coroutines wait: then the message comes back when its lease ends.
+        # The loop may be closed at this moment: then the message comes back when its lease ends.
         with suppress(RuntimeError):
             self.loop.call_soon_threadsafe(self._wake)
 

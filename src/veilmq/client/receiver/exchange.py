@@ -103,6 +103,11 @@ class Wish:
         self.until = until
         self.outcome: Sequence[Received] | VeilError | None = None
 
+    @property
+    def gone(self) -> bool:
+        """Whether the caller can no longer be woken, so that a message would be lost on it."""
+        return False
+
     def resolve(self, outcome: Sequence[Received] | VeilError) -> None:
         """End the wait. Subclasses also wake the caller."""
         self.outcome = outcome
@@ -374,6 +379,8 @@ class Exchange:
         """Give the caller its share of the messages in `rest`."""
         if wish.seat.closed:
             self._resolve(wish, wish.seat.refusal())
+        elif wish.gone:
+            self._resolve(wish, [])
         else:
             self._resolve(wish, [rest.popleft() for _ in range(min(wish.count, len(rest)))])
 
