@@ -350,6 +350,11 @@ class TestManyAccountsOfSqs:
             monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
             found += [key_of("sqs://127.0.0.1:1/?tls=0"), key_of(f"sqs://own-{key}:secret@127.0.0.1:1/?tls=0")]
         assert found == ["first", "own-first", "second", "own-second"]
+        for name in ("AWS_DEFAULT_REGION", "AWS_REGION", "AWS_PROFILE"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("AWS_CONFIG_FILE", "/nowhere")
+        with pytest.raises(ParameterInvalid, match="add region=NAME"):
+            connect("sqs:///jobs")
 
 
 def over_sqs(account: Any) -> Queue:

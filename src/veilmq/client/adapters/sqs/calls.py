@@ -30,6 +30,7 @@ from botocore.exceptions import (  # type: ignore[import-untyped]
     EndpointConnectionError,
     HTTPClientError,
     NoCredentialsError,
+    NoRegionError,
     ParamValidationError,
     ProxyConnectionError,
 )
@@ -80,6 +81,9 @@ def new_clients(
             for config in (named, short)
         )  # fmt: skip
         return client, extending
+    except NoRegionError as error:
+        reason = "names no region, and boto3 found none where it looks for one: add region=NAME"
+        raise ParameterInvalid(parameter="url", reason=reason) from error
     except (BotoCoreError, ValueError) as error:
         raise ParameterInvalid(parameter="url", reason=f"boto3 does not take it: {type(error).__name__}") from error
 
