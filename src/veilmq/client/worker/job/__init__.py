@@ -278,7 +278,7 @@ class HandlerFailed(Exception):
     """Stands for a handler's exception in logs: its text is the traceback, also from another process."""
 
     def __str__(self) -> str:
-        return f"raised by the handler:\n{str(self.args[0]).rstrip()}" if self.args else ""
+        return f"where it failed:\n{str(self.args[0]).rstrip()}" if self.args else ""
 
 
 class Result(msgspec.Struct, frozen=True):
