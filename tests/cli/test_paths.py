@@ -1,6 +1,7 @@
 """Data directories and files that cannot be used: which one is in the way, and that none is made in silence."""
 
 import os
+import pwd
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -109,6 +110,8 @@ def test_the_closed_directory_above_is_named(closed: Path) -> None:
 
 def test_the_directory_that_takes_no_new_one_is_named(reachable: Path) -> None:
     reachable.joinpath("theirs").mkdir(0o700)
+    key = reachable / "key.pem"
+    key.touch(0o600)
     reachable.joinpath("ours").mkdir(0o777)
     reachable.joinpath("ours").chmod(0o777)
     with other_user():
@@ -125,8 +128,11 @@ def test_the_directory_that_takes_no_new_one_is_named(reachable: Path) -> None:
         assert told.advice == f"Its mode keeps even its owner (uid {own}) from writing: chmod 700 {data}"
         data.chmod(0)
         assert closed_to_user(data).endswith(f"may not be read by this user (uid {own}): chmod 700 {data}.")
-        theirs = closed_to_user(reachable / "theirs")
+        theirs, secret = closed_to_user(reachable / "theirs"), closed_to_user(key)
+        user = pwd.getpwuid(own).pw_name
     assert f"may not be read by this user (uid {own}): run the command as its owner, sudo -u " in theirs
+    if key.stat().st_uid == 0:  # what a service is to do, which cannot become root
+        assert secret.endswith(f"(uid {own}): chown {user} {key} as root, or run the command as root.")
     assert closed_to_user(reachable / "data", made=True) == ""
 
 

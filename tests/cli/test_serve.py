@@ -529,11 +529,13 @@ def test_help_and_version(veilmq: Any) -> None:
     for arguments, told in (
         (["--help"], "Exit codes"),
         (["serve", "--help"], "--tls-cert"),
+        (["--help"], "  serve       Serve until SIGTERM or SIGINT; SIGHUP reads the credentials\n"),
         (["--version"], "veilmq "),
     ):
         done = veilmq(*arguments)
         assert (done.returncode, done.stderr) == (0, "")
         assert told in done.stdout
+        assert "..." not in done.stdout.partition("Commands:")[2]  # no sentence is cut
     assert veilmq("keys", "new", "--account", "1").returncode == 2
     assert veilmq("check", "--data", "/nonexistent").returncode == 3
 

@@ -133,6 +133,8 @@ def test_a_bad_file_is_told_by_file_line_and_key(tmp_path: Path, text: str, told
     assert failed.value.code is Exit.USAGE
     for part in [str(path), *told]:
         assert part in str(failed.value)
+    if "did you mean" in str(failed.value):
+        assert not failed.value.advice  # a list of all settings would hide the right one
 
 
 def test_a_missing_file_is_told(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def application() -> typer.Typer:
 def _command() -> Any:
     """All commands, ready to run. They take 20 ms to build, and a process may run several."""
     command = typer.main.get_command(application())
-    _name_numbers(command)
+    _adapt(command)
     return command
 
 
@@ -103,13 +103,16 @@ _NUMBERS: Final = {"int": "whole number", "int range": "whole number", "float": 
 """What typer calls the types of numbers in its errors, and what people call them."""
 
 
-def _name_numbers(command: Any) -> None:
+def _adapt(command: Any) -> None:
+    """Name numbers as people do, and list commands with their whole first sentence, where typer would cut it."""
+    first = " ".join((command.help or "").partition("\n\n")[0].split()).partition(". ")[0]
+    command.short_help = first.removesuffix(".") + "."
     for each in command.params:
         if each.type.name.endswith(" range"):
             each.type.convert = partial(_in_range, each.type.convert, each.type.min, each.type.max)
         each.type.name = _NUMBERS.get(each.type.name, each.type.name)
     for below in getattr(command, "commands", {}).values():
-        _name_numbers(below)
+        _adapt(below)
 
 
 def _in_range(convert: Callable[..., Any], least: int, most: int | None, text: Any, option: Any, context: Any) -> Any:
@@ -274,7 +277,7 @@ def _check(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Check the files, every body's MD5, the leases and the conservation law. Exits 1 if something is wrong.
+    """Check the files, every body's MD5, the leases and each queue's counts. Exits 1 if something is wrong.
 
     With --repair, everything that can be recovered is also written to a new directory. The old one is not changed.
     """

@@ -33,6 +33,14 @@ _EXTRAS: Final = {
 MEMBER_FILE: Final = "cluster.json"
 """In a copy that a server of a cluster keeps. As in veilmq.cluster.member, which needs the extra `cluster`."""
 KEEP_RUNNING: Final = "Do not stop the server, which still has it open: docs/operations.md, A deleted file."
+_SPACE: Final = "Free some space, or name a directory on another disk: --data DIR."
+DISK_ADVICE: Final = {
+    errno.ENOSPC: _SPACE,
+    errno.EDQUOT: _SPACE,
+    errno.EROFS: "Mount it for writing (after an error of the disk: see `dmesg`), or name another: --data DIR.",
+    errno.EIO: "Its disk may be failing: see `dmesg`.",
+}
+"""What to do about an error of the disk that holds the data directory."""
 _EFFECTIVE: Final = os.access in os.supports_effective_ids
 
 
@@ -179,11 +187,18 @@ def _way_in(path: Path) -> str:
     owner = path.stat().st_uid
     if owner == os.geteuid():
         return f"chmod {'700' if path.is_dir() else '600'} {path}"
+    if owner == 0 and not path.is_dir():
+        # A service cannot become root, and should not.
+        return f"chown {_named(os.geteuid())} {path} as root, or run the command as root"
+    return f"run the command as its owner, sudo -u {_named(owner, '#')}"
+
+
+def _named(uid: int, mark: str = "") -> str:
+    """The user's name; mark: what sudo wants before the number of a user without one."""
     try:
-        name = pwd.getpwuid(owner).pw_name
+        return pwd.getpwuid(uid).pw_name
     except KeyError:
-        name = f"'#{owner}'"
-    return f"run the command as its owner, sudo -u {name}"
+        return f"'{mark}{uid}'" if mark else str(uid)
 
 
 def own_and_closed(*paths: Path) -> str:
@@ -193,6 +208,17 @@ def own_and_closed(*paths: Path) -> str:
         if may(path, os.F_OK) and path.stat().st_uid == os.geteuid() and not may(path, mode):
             return f"Its mode keeps even its owner ({_user()}) from writing: {_way_in(path)}"
     return ""
+
+
+def unusable(data: Path, error: OSError) -> Failure:
+    """Why a server cannot use its data directory, and what to do."""
+    where = error.filename or data
+    if error.errno in {errno.EACCES, errno.EPERM}:
+        owner = f"The data directory and all in it must belong to the server's user: chown -R {os.geteuid()}: {data}"
+        advice = closed_to_user(data, made=True) or own_and_closed(data, Path(where)) or owner
+    else:
+        advice = DISK_ADVICE.get(error.errno or 0, "Choose another directory with --data DIR.")
+    return Failure(Exit.DIRECTORY, f"{where}: {error.strerror}", advice)
 
 
 def _denial(path: Path) -> int:

@@ -104,12 +104,9 @@ def _from_file(source: str, path: str) -> dict[str, _Given]:
         line = lines.of(name)
         where = f"{path}: {name}" if line is None else f"{path}: line {line}: {name}"
         if name not in FIELDS:
-            near = get_close_matches(name.replace("-", "_"), FIELDS, 1)
-            raise Failure(
-                Exit.USAGE,
-                f"{where}: no such setting" + (f", did you mean {near[0]}?" if near else ""),
-                f"The settings are: {', '.join(FIELDS)}.",
-            )
+            if near := get_close_matches(name.replace("-", "_"), FIELDS, 1):
+                raise Failure(Exit.USAGE, f"{where}: no such setting, did you mean {near[0]}?")
+            raise Failure(Exit.USAGE, f"{where}: no such setting", f"The settings are: {', '.join(FIELDS)}.")
         given[name] = _Given(where, value, from_text=False)
     return given
 

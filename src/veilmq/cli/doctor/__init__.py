@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from veilmq.cli.failures import MEMBER_FILE, Exit, Failure, repair_advice
+from veilmq.cli.failures import DISK_ADVICE, MEMBER_FILE, Exit, Failure, repair_advice
 from veilmq.cli.output import counted, print_json, printable
 
 if TYPE_CHECKING:
@@ -52,15 +52,7 @@ class Finding:
 
 _SIGNS: Final = {Level.OK: "ok", Level.WARNING: "WARN", Level.ERROR: "FAIL"}
 _USER: Final = "Is this user the one that the server runs as?"
-_SPACE: Final = "Free some space, or name a directory on another disk: --data DIR."
-_ADVICE: Final = {
-    errno.EACCES: _USER,
-    errno.EPERM: _USER,
-    errno.ENOSPC: _SPACE,
-    errno.EDQUOT: _SPACE,
-    errno.EROFS: "Mount it for writing (after an error of the disk: see `dmesg`), or name another: --data DIR.",
-    errno.EIO: "Its disk may be failing: see `dmesg`.",
-}
+_ADVICE: Final = {errno.EACCES: _USER, errno.EPERM: _USER, **DISK_ADVICE}
 _NEXT: Final = """\
 VeilMQ {version}: a durable message queue built around the visibility timeout.
 

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 import veilmq
 from veilmq import accelerator
 from veilmq.cli.access import TOKEN_FILE
-from veilmq.cli.failures import Exit, Failure, closed_to_user, end_without, file_advice, foreign, own_and_closed
+from veilmq.cli.failures import Exit, Failure, closed_to_user, end_without, file_advice, foreign, unusable
 from veilmq.cli.serve.push_room import serve_pushes
 from veilmq.cli.serve.systemd import READY, READY_SECONDS, STOPPING, Manager
 from veilmq.cli.signals import ends_process
@@ -478,12 +478,7 @@ def _in_the_way(error: OSError, settings: Settings, port: str = "") -> Failure:
         return Failure(Exit.ADDRESS, f"{named}: no such address here", advice)
     if error.filename is None and error.errno in {errno.EACCES, errno.EPERM}:
         return Failure(Exit.ADDRESS, f"{named}: the port is not allowed", "Ports below 1024 need privileges.")
-    where = error.filename or settings.data
-    if error.errno in {errno.EACCES, errno.EPERM}:
-        advice = f"The data directory and all in it must belong to the server's user: chown -R {os.geteuid()}:"
-        closed = closed_to_user(settings.data, made=True) or own_and_closed(settings.data, Path(where))
-        return Failure(Exit.DIRECTORY, f"{where}: {error.strerror}", closed or f"{advice} {settings.data}")
-    return Failure(Exit.DIRECTORY, f"{where}: {error.strerror}", "Choose another directory with --data DIR.")
+    return unusable(settings.data, error)
 
 
 @asynccontextmanager

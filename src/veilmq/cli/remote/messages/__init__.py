@@ -31,7 +31,7 @@ Attributes = Annotated[
 ]
 TemplateName = Annotated[str, typer.Argument(metavar="NAME", help="The template's name.", show_default=False)]
 Handles = Annotated[
-    list[str], typer.Argument(metavar="HANDLE", help="As `receive` printed it; several at once.", show_default=False)
+    list[str], typer.Argument(metavar="HANDLE...", help="As `receive` printed them.", show_default=False)
 ]
 
 
