@@ -15,6 +15,7 @@ import veilmq
 from veilmq.cli.access import Target, failure_of, http_access
 from veilmq.cli.directory import backup
 from veilmq.cli.directory.restoring import restore
+from veilmq.cli.doctor.checks import credentials
 from veilmq.cli.failures import Exit, Failure, closed_to_user
 from veilmq.cli.keys import new_key
 from veilmq.cli.pipeline.session import make_place
@@ -239,6 +240,8 @@ def test_settings_that_cannot_be_read_name_the_option(full_of: Path) -> None:
             failure = told(lambda given=(flags, environment): resolve(*given))
             assert str(failure) == f"{source}: {settings}: cannot be read: Permission denied"
             assert failure.advice.startswith(f"{settings} may not be read by this user")
+        (finding,) = credentials(Settings(credentials=full_of / "settings.toml"))
+        assert finding.fix == failure.advice
     assert told(lambda: resolve({"config": f"{settings}.none"}, {})).advice == "Check the path."
 
 

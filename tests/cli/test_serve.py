@@ -258,10 +258,14 @@ def test_the_log_tells_who_was_refused(serve: Serve, keys: Path) -> None:
     for key, secret in (("AK1", "hush-one"), ("AK1", "hush-two"), ("hush-one", "AK1")):
         with pytest.raises(ClientError):
             server.sqs(key, secret).purge_queue(QueueUrl=f"{server.url}/111111111111/orders")
+    azure = server.wait_for("azure listens on ").split()[-1]
     asked = "POST / AmazonSQS.PurgeQueue from 127.0.0.1"
     server.wait_for(f"sqs: AK1 may not purge: {asked} by AK1 of 111111111111/us-east-1/orders")
     server.wait_for(f"sqs: {asked} by AK1: refused with 403: ")
     server.wait_for(f"sqs: {asked}: refused with 403: ")
+    with pytest.raises(HTTPError):
+        urllib.request.urlopen(urllib.request.Request(f"{azure}/example/a?comp=metadata"))
+    server.wait_for("azure: GET /example/a from 127.0.0.1: refused with 400: MissingRequiredHeader: An HTTP header")
     with pytest.raises(HTTPError):
         urllib.request.urlopen(urllib.request.Request(f"{server.url}/?Action=a", headers={"Authorization": "hush"}))
     server.wait_for("Unsupported AWS 'algorithm'")

@@ -196,6 +196,8 @@ _CLAIMED_IN_QUERY: Final = re.compile(rb"[?&]X-Amz-Credential=([^/&]{1,384}?)(?:
 """The same for SQS with the signature in the query string, still encoded."""
 _CODE: Final = re.compile(rb'<Code>(\w{1,64})<|"__type":"(?:[\w.]{1,64}#)?(\w{1,64})"')
 """The code in a refusal, in XML and in JSON."""
+_MESSAGE: Final = re.compile(rb"<Message>([^<\n]+)")
+"""The first line of what a refusal in XML says. In Azure's, lines with id and time follow."""
 _HOST_REFUSED: Final = (
     "In development mode this server answers only to loopback names, not to %s: use 127.0.0.1 or localhost, or start "
     "it with --dev-host NAME in a private network, with --base-domain NAME or with --credentials FILE."
@@ -377,8 +379,12 @@ def _reason(response: Response) -> str:
 
 
 def _gist(response: Response) -> str:
-    """The beginning of a refusal's text. It contains no secret: the client gets it."""
-    return response.body[:_GIST_BYTES].decode("utf-8", "replace")
+    """The code and message of a refusal in XML, else its beginning. It contains no secret: the client gets it."""
+    text = response.body[:_GIST_BYTES]
+    code, message = _CODE.search(text), _MESSAGE.search(text)
+    if code and code[1] and message:
+        text = code[1] + b": " + message[1]
+    return text.decode("utf-8", "replace")
 
 
 def _of(command: AnyCommand) -> str:

@@ -25,7 +25,7 @@ import veilmq
 from veilmq.cli.access import AdminAccess, Target, open_access
 from veilmq.cli.access.direct import DirectAccess
 from veilmq.cli.doctor import Finding, Level
-from veilmq.cli.failures import MEMBER_FILE, check_directory, refuse_remains
+from veilmq.cli.failures import MEMBER_FILE, check_directory, file_advice, refuse_remains
 from veilmq.cli.output import counted, duration, lease_change, lease_named, time_text
 from veilmq.client.adapters.connect import DEVELOPMENT_KEYS
 from veilmq.client.clock import SYSTEM
@@ -247,7 +247,7 @@ def credentials(settings: Settings) -> Iterator[Finding]:
     try:
         accounts = Credentials(path).accounts
     except FileInvalid as error:
-        fix = f"veilmq keys new --into {path}" if not path.exists() else f"Then try: veilmq doctor --credentials {path}"
+        fix = file_advice(error, missing=f"veilmq keys new --into {path}", wrong="Mend it, and run this again.")
         yield Finding("credentials", Level.ERROR, str(error), fix)
         return
     new = f"veilmq keys new --account ID --into {path}, then take the old one out"
