@@ -18,7 +18,7 @@ from veilmq.cli.failures import Exit, Failure, check_directory, taken
 from veilmq.cli.output import bar, counted, instant
 from veilmq.engine.directory import open_follower, renew
 from veilmq.model.errors import StoreError
-from veilmq.model.instant import MINUTE_US, Instant, from_text
+from veilmq.model.instant import MILLISECOND_US, MINUTE_US, Instant, from_text
 from veilmq.server.clock import wall
 from veilmq.store import Options
 from veilmq.store.archive import ArchiveSource, PlaceUnusable, place_at, shown_url
@@ -104,6 +104,8 @@ def restore(destination: Path, place: str, to: str | None, *, as_json: bool) -> 
         if isinstance(error.__cause__, DatabaseFailed | Diverged) and Path(place).is_dir():
             repair = f"veilmq check --data {quote(place)} --repair {quote(str(destination))}"
             advice = f"If it is damaged, see what can be had: {repair}"
+        elif error.since is not None:
+            advice = f"The first instant that can be restored: --to '{instant(error.since + MILLISECOND_US - 1)}'"
         raise Failure(Exit.WRONG, f"nothing can be restored from {_shown_place(place)}: {error}", advice) from None
     except (NotOurs, SchemaRefused, SqliteTooOld) as error:
         raise Failure(Exit.DIRECTORY, str(error)) from None

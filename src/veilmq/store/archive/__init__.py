@@ -474,7 +474,10 @@ class ArchiveSource:
         """See `Source.records`: those of the lineage of the snapshot that was fetched last."""
         lineage, lsn = self._lineage, after.lsn
         if not lsn:
-            raise SourceUnusable("there is nothing from before that instant" if self.snapshots() else _NO_SNAPSHOT)
+            if not (found := self.snapshots()):
+                raise SourceUnusable(_NO_SNAPSHOT)
+            since = min((held.point.clock for held in found if held.point.clock), default=None)
+            raise SourceUnusable("there is nothing from before that instant", since)
         for segment in segments(self._place, lineage):
             if segment.epoch != after.epoch or segment.last <= lsn:
                 continue

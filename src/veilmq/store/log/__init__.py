@@ -217,6 +217,11 @@ _RECORD: Final = msgspec.msgpack.Decoder(Record)
 class SourceUnusable(Exception):
     """Nothing can be restored from it. The text says why."""
 
+    def __init__(self, why: str, since: Instant | None = None) -> None:
+        """since: the first instant that can be restored, if an earlier one was asked for."""
+        super().__init__(why)
+        self.since = since
+
 
 class SnapshotBad(Exception):
     """A snapshot is not what was written."""
@@ -291,7 +296,8 @@ def restore(source: Source, to: Instant | None, directory: Path, open_follower: 
                 raise
             raise SourceUnusable(f"no snapshot from then is whole: {'; '.join(damaged)}") from error
     if not restored.clock:
-        raise SourceUnusable("there is nothing from before that instant" if restored.goes_on else "it is empty")
+        why = "there is nothing from before that instant" if restored.goes_on else "it is empty"
+        raise SourceUnusable(why, restored.goes_on)
     if to is not None and restored.goes_on is None and not damaged:  # another epoch may follow
         clocks = (max(held.point.clock, held.born) for held in source.snapshots())
         restored.goes_on = min((clock for clock in clocks if clock > to), default=None)
@@ -358,7 +364,7 @@ def _begin(source: Source, to: Instant | None, directory: Path, damaged: list[st
             file.unlink(missing_ok=True)
             continue
         if to is not None and point.clock > to:
-            raise SourceUnusable("it is of a later instant")
+            raise SourceUnusable("it is of a later instant", point.clock)
         file.chmod(0o600)
         return point
     return Point(Position(0, 0, 0), Instant(0))
