@@ -87,7 +87,8 @@ def unit() -> configparser.ConfigParser:
 def test_the_unit_goes_with_the_page_and_the_script_that_installs_it() -> None:
     service, script = unit()["Service"], (ROOT / "tools" / "install-service.sh").read_text()
     assert set(service["RestartPreventExitStatus"].split()) == {str(int(one)) for one in (Exit.USAGE, Exit.DIRECTORY)}
-    assert unit()["Unit"]["StartLimitIntervalSec"] == "0"  # whoever tries again at 3 a.m. is not refused by systemd
+    restarts = int(unit()["Unit"]["StartLimitIntervalSec"]) / int(service["RestartSec"])
+    assert int(unit()["Unit"]["StartLimitBurst"]) >= restarts + 10  # ten are left for whoever tries at 3 a.m.
     assert int(service["TimeoutStopSec"]) >= 2 * Settings().shutdown_deadline_s + 5
     assert int(service["LimitNOFILE"]) >= Settings().files_needed
     assert f"{Settings().files_needed:,} with the default" in PAGE
