@@ -215,14 +215,14 @@ def _health(
     follow: Annotated[bool, typer.Option("--follow", help="As a stream into --out, until Ctrl-C.")] = False,
     checkpoint: Checkpoint = None,
 ) -> None:
-    """Stale deletes, redeliveries, oldest message and dead letters over time; document 003's threshold rule."""
+    """Stale deletes, redeliveries, oldest message, dead letters over time; when stale deletes raise the timeout."""
     from veilmq.cli.pipeline.run import health
 
     health(asked, os.environ, window, failures, follow=follow, checkpoint=checkpoint)
 
 
 def _audit(asked: Asked) -> None:
-    """Check the conservation law and the lease invariants. Exits 1 if something is wrong."""
+    """Check that a history loses and doubles no message, and that no lease breaks a rule. Exits 1 if it does."""
     from veilmq.cli.pipeline.run import audit
 
     raise typer.Exit(int(audit(asked, os.environ)))
