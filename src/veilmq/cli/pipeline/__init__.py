@@ -215,7 +215,7 @@ def _health(
     follow: Annotated[bool, typer.Option("--follow", help="As a stream into --out, until Ctrl-C.")] = False,
     checkpoint: Checkpoint = None,
 ) -> None:
-    """Stale deletes, redeliveries, oldest message, dead letters over time; when stale deletes raise the timeout."""
+    """Stale deletes, redeliveries, oldest message and dead letters over time; when stale deletes raise the timeout."""
     from veilmq.cli.pipeline.run import health
 
     health(asked, os.environ, window, failures, follow=follow, checkpoint=checkpoint)
