@@ -104,14 +104,14 @@ else:
             given = os.environ.get("VEILMQ_ACCELERATOR") or "off"
             wanted = given.lower()
             if wanted not in {"auto", "on", "off"}:
-                raise NotBuilt(f"VEILMQ_ACCELERATOR is {given!r}: it may be auto, on or off")
+                self.app.abort(f"veilmq: no wheel was made: VEILMQ_ACCELERATOR is {given!r}: it may be auto, on or off")
             if wanted == "off" or version == "editable":  # tools/install.sh builds it in place
                 return
             try:
                 made = build(Path(self.root), *FAST)
             except NotBuilt as reason:
                 if wanted == "on":
-                    raise
+                    self.app.abort(f"veilmq: no wheel was made: {reason}")
                 self.app.display_warning(f"veilmq: without the accelerator, which only makes it faster: {reason}")
                 return
             build_data["artifacts"].append(f"/{made.relative_to(self.root)}")

@@ -164,15 +164,19 @@ def test_a_service_is_not_installed_with_an_old_python_nor_without_systemd(tmp_p
 
 
 def test_a_wheel_with_something_else_is_refused_and_a_release_is_plain(tmp_path: Path) -> None:
-    with pytest.raises(AssertionError, match="VEILMQ_ACCELERATOR is 'Yes': it may be auto, on or off"):
+    with pytest.raises(AssertionError, match="VEILMQ_ACCELERATOR is 'Yes': it may be auto, on or off") as refused:
         build(ROOT, tmp_path, "wheel", wanted="Yes")
+    assert "Traceback" not in str(refused.value)
+    with pytest.raises(AssertionError, match="veilmq: no wheel was made: ") as refused:
+        build(ROOT, tmp_path, "wheel", wanted="on", CC="none")
+    assert "Traceback" not in str(refused.value)
     assert list(tmp_path.iterdir()) == []
     assert "\nVEILMQ_ACCELERATOR=off .venv/bin/python -m hatchling" in (ROOT / "tools" / "release.sh").read_text()
 
 
-def build(source: Path, into: Path, *targets: str, wanted: str = "off") -> list[Path]:
-    """What hatchling builds of a tree. wanted: of the accelerator."""
-    environment = os.environ | {accelerator.VARIABLE: wanted}
+def build(source: Path, into: Path, *targets: str, wanted: str = "off", **others: str) -> list[Path]:
+    """What hatchling builds of a tree. wanted: of the accelerator. others: further variables."""
+    environment = os.environ | {accelerator.VARIABLE: wanted} | others
     command = [sys.executable, "-m", "hatchling", "build", "--directory", str(into)]
     command += [word for target in targets for word in ("--target", target)]
     done = subprocess.run(command, cwd=source, env=environment, capture_output=True, text=True, timeout=60)
