@@ -43,4 +43,5 @@ def test_the_history_is_learnt_from(tmp_path: Path) -> None:
     assert "exported 450 events" in done.stdout
     assert "image/png" in done.stdout
     assert "takes longer than its lease of 30 s" in done.stdout
-    assert "lease of 30 s that receives ask for." in done.stdout
+    assert "visibility timeout of 30 s." in done.stdout
+    assert "to change it: veilmq queues set jobs --visibility-timeout" in done.stdout, "as the last cell says"
