@@ -322,6 +322,12 @@ def test_beyond_its_reach_it_says_at_least(cases: Callable[[str], Analysed], nam
     assert plain.timeout_s is None
     assert plain.timeout_at_least_s == pytest.approx(30, rel=0.03)
     assert plain.basis == "level"
+    # Where the work that was cut off ends may be guessed from the last that was done, or not at all.
+    alive = np.asarray(CASES[name][0].survival(BOUNDS), float)
+    true = Costs(crashes_per_second=rated(cases(name).curve.sample, None).crashes_per_second)
+    schedule = plan(cases(name).curve.extended(), true)
+    cost = float(schedule_price(alive, true.crashes_per_second, schedule, true).cost(true))
+    assert plain.cost_low <= cost <= plain.cost_high
 
 
 @pytest.mark.slow
@@ -354,6 +360,7 @@ def test_recommended_leases_cost_what_the_best_would(cases: Callable[[str], Anal
     cheapest = float(schedule_price(alive, rate, best, true).cost(true))
     assert float(schedule_price(alive, rate, mine, true).cost(true)) <= 1.1 * cheapest
     assert row.cost_low <= row.cost <= row.cost_high
+    assert row.extensions == pytest.approx(float(schedule_price(alive, rate, mine, true).extensions), rel=0.1)
     assert row.cost_low <= 1.1 * cheapest
     assert cheapest <= 1.1 * row.cost_high
     timeout, _ = best_timeout(alive, true, 43_200)

@@ -11,10 +11,10 @@ from tests.support.histories import Law, Workload, bimodal, history, lognormal, 
 from veilmq.client.timeouts import Costs
 from veilmq.pipeline.estimates import Curve, sample_of
 from veilmq.pipeline.estimates.buckets import BOUNDS, CRASHED, DONE, SCHEMA, WATCHED, bucket_of, histogram
-from veilmq.pipeline.estimates.prices import timeout_price
+from veilmq.pipeline.estimates.prices import schedule_price, timeout_price
 from veilmq.pipeline.jobs.attempts import attempts
 from veilmq.pipeline.jobs.survival import _quantiles, quantiles
-from veilmq.pipeline.jobs.timeouts import best_timeout, crash_rate, other_timeouts, recommend
+from veilmq.pipeline.jobs.timeouts import best_timeout, crash_rate, other_timeouts, plan, rated, recommend
 from veilmq.testing.for_each import for_each
 
 BELIEVED = Costs(crashes_per_second=1 / 1_000)
@@ -167,6 +167,35 @@ def test_a_law_that_only_fits_the_body_is_contradicted_by_its_tail() -> None:
     random = np.random.default_rng(3)
     curves = [Curve(sample_of(cells(pareto(5, 1.5), 1 / 1_000, 100, 600.0, None, random))) for _ in range(DRAWS)]
     assert sum(curve.law is not None for curve in curves) <= 1
+
+
+PRICED: dict[str, tuple[Law, int, float, float]] = {
+    "Pareto": (pareto(5, 1.5), 5_000, 1 / 2_000, 0.1),
+    "Pareto, crashes are rare": (pareto(5, 1.2), 2_000, 1 / 20_000, 0.3),
+    "two humps": (bimodal(2, 60, 0.2), 400, 1 / 500, 0.15),
+    "few long messages, few crashes": (bimodal(2, 60, 0.0175), 400, 1 / 2_000, 1.0),
+    "lognormal": (lognormal(20, 1), 2_000, 1 / 2_000, 0.1),
+}
+"""A law, how many messages, crashes a second, and by what share the median cost of a lease may be wrong."""
+
+
+@pytest.mark.slow
+@for_each("work", PRICED)
+def test_the_cost_of_a_lease_is_what_it_costs(work: str) -> None:
+    """If all work that went on at the reach were endless, a heavy tail's extensions would cost a third too much."""
+    law, number, rate, error = PRICED[work]
+    alive, true = np.asarray(law.survival(BOUNDS), float), Costs(crashes_per_second=rate)
+    random = np.random.default_rng(29)
+    ratios, inside = [], 0
+    for _ in range(2 * DRAWS):
+        rows = cells(law, rate, number, 30.0, 20.0, random)
+        row, curve = recommend(rows, None), Curve(sample_of(rows))
+        schedule = plan(curve.extended(), rated(curve.sample, None))
+        cost = float(schedule_price(alive, rate, schedule, true).cost(true))
+        ratios.append(row["cost"] / cost)
+        inside += row["cost_low"] <= cost <= row["cost_high"]
+    assert np.median(ratios) == pytest.approx(1, rel=error)
+    assert inside >= 21, "of 24, by an interval for 95 of 100"
 
 
 def covered(law: Law, share: float, found: list[tuple[float, float | None]]) -> int:

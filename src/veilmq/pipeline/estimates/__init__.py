@@ -32,6 +32,7 @@ from veilmq.pipeline.estimates.buckets import (
     bucket_of,
     on_scale,
 )
+from veilmq.pipeline.estimates.tails import Tail, tail_of
 
 AT_RISK_MIN: Final = 10.0
 """A point of the curve needs at least this many attempts under way."""
@@ -341,18 +342,23 @@ class Curve:
 
     @cached_property
     def _resampled(self) -> tuple[Any, Any, Any]:
-        random = np.random.default_rng(4)
-        finished, censored = (
-            random.poisson(each, (RESAMPLES, LAST + 1)).astype(float) for each in (self.done, self.cut)
-        )
+        finished, censored, crashes = self._drawn
         alive = kaplan_meier(finished, censored)
-        crashes = random.poisson(self.sample.crashes, RESAMPLES)
         if self._counts is None or not self.laws:
             alive[:, max(self.last, 0) :] = alive[:, self.last : self.last + 1] if self.last >= 0 else 1.0
             return alive, crashes, np.zeros((1, RESAMPLES))
         curves, scores = zip(*(laws.resampled(self._counts, law, finished, censored) for law in self.laws), strict=True)
         every = np.concatenate([self._followed(alive, law) for law in curves])
         return every, np.tile(crashes, len(curves)), np.array(scores)
+
+    @cached_property
+    def _drawn(self) -> tuple[Any, Any, Any]:
+        """Messages that finished and that were cut off, by bucket, and crashes, in each other sample."""
+        random = np.random.default_rng(4)
+        finished, censored = (
+            random.poisson(each, (RESAMPLES, LAST + 1)).astype(float) for each in (self.done, self.cut)
+        )
+        return finished, censored, random.poisson(self.sample.crashes, RESAMPLES)
 
     def extended(self) -> Any:
         """The survival at all bounds: the curve while it rests on many attempts, then the law's if it fits.
@@ -373,6 +379,49 @@ class Curve:
         if self.law is None and self.last >= 0:
             alive[self.last :] = 0.0
         return alive
+
+    def continued(self) -> Any:
+        """`extended`, but where no law fits the curve falls on beyond its reach as it did among its last messages
+        (tails.py): for prices, not for planning."""
+        return self._falling(self.alive, self.done, self.cut, self.extended())
+
+    @cached_property
+    def resampled_continued(self) -> tuple[Any, Any]:
+        """`resampled`, with curves that go on so. Where nobody knows how they do, half of them end at the reach. As
+        many crashes as those that were seen leave possible, also where few were or none (a Poisson law's mean, by
+        Jeffreys' prior)."""
+        finished, censored, _ = self._drawn
+        curves = self._falling(kaplan_meier(finished, censored), finished, censored, self.resampled[0])
+        if self._tail is not None and not self._tail.agrees:
+            ended = self.resampled[0].copy()
+            ended[:, self.last :] = 0.0
+            curves = np.concatenate([curves, ended])
+        crashes = np.random.default_rng(5).gamma(self.sample.crashes + 0.5, size=RESAMPLES)
+        return curves, np.tile(crashes, len(curves) // RESAMPLES)
+
+    @property
+    def chosen_continued(self) -> Any:
+        """The curves of `chosen`, continued so."""
+        return self.chosen[0] if self._tail is None else self.resampled_continued[0][:RESAMPLES]
+
+    @cached_property
+    def _tail(self) -> Tail | None:
+        """None: a law goes on instead, there are too few messages, or the curve comes down to its end and a Pareto law
+        contradicts that."""
+        if self.law is not None or self.finished < FINISHED_MIN or self.last < 0:
+            return None
+        tail = tail_of(self.done, self.cut)
+        is_down = self.comes_down and float(self.alive[self.last]) * self.attempts <= 1
+        return tail if tail.agrees or not is_down else None
+
+    def _falling(self, alive: Any, finished: Any, censored: Any, otherwise: Any) -> Any:
+        """Curves that follow the tail from where few attempts are under way; `otherwise` where there is none."""
+        rests = np.flatnonzero(self.at_risk[:LAST] >= AT_RISK_MIN)
+        if self._tail is None or not len(rests):
+            return otherwise
+        place = int(rests[-1])
+        fall = np.exp(-self._tail.fall(finished, censored)[..., None] * np.arange(LAST + 1 - place))
+        return np.concatenate([alive[..., :place], alive[..., place : place + 1] * fall], axis=-1)
 
     def _followed(self, alive: Any, law: Any) -> Any:
         """Curves that follow laws from where few attempts are under way; both of shape (..., LAST + 1)."""

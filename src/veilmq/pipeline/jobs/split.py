@@ -86,7 +86,7 @@ def _split(rows: Any, given: "Costs | None") -> list[dict[str, Any]]:
         crash = crash_share(curve.ended(), costs.crashes_per_second)
         price, median = _price(curve, own, costs), curve.quantile(0.5)
         shortest_s, longest_s = other_timeouts(curve.chosen[0], rates, costs, own, longest(curve))
-        others.append(curve.attempts * _costs(curve.chosen[0], rates, costs, own, timeout))
+        others.append(curve.attempts * _costs(curve.chosen_continued, rates, costs, own, timeout))
         result.append(
             {name: first[name] for name in ("account", "region", "queue")}
             | {
@@ -179,5 +179,5 @@ def _price(curve: "Curve", timeout: float, costs: "Costs") -> "Price":
 
     from veilmq.pipeline.estimates.prices import Price, timeout_price
 
-    found = timeout_price(curve.extended(), costs.crashes_per_second, np.array([timeout]))
+    found = timeout_price(curve.continued(), costs.crashes_per_second, np.array([timeout]))
     return Price(*(each[0] for each in found))

@@ -4,12 +4,13 @@ Strategy: compute the curve and crash rate from a group's histogram and run the 
 (veilmq.estimate.schedule) on them, so that the recommendation is what AdaptiveTimeout would arrive at. There are two
 answers: a plain timeout for workers that never extend, and a first lease with a renewal interval for those that do.
 Each cost comes with its 95 % interval from resampled histograms. Where the best timeout depends on durations that were
-never observed, the answer is "at least": the best timeout if all work ended at the curve's reach. No plain timeout is
-recommended under which more than `TWICE_MAX` of the messages are started again, however cheap it is: their first
-worker's delete is refused, and those that always take so long are never done. Where none is long enough, there is a
-note instead. Deleted queues get
-no recommendation (`queue_lives`, `without_deleted`): the durations of their work remain valid, but nobody needs a lease
-for them. A queue is identified by its name, so one that is deleted and created again keeps all that was learnt.
+never observed, the answer is "at least": the best timeout if all work ended at the curve's reach. A cost goes beyond
+the reach as the last messages do (`Curve.continued`); the choice of a lease does not. No plain timeout is recommended
+under which more than `TWICE_MAX` of the messages are started again, however cheap it is: their first worker's delete is
+refused, and those that always take so long are never done. Where none is long enough, there is a note instead. Deleted
+queues get no recommendation (`queue_lives`, `without_deleted`): the durations of their work remain valid, but nobody
+needs a lease for them. A queue is identified by its name, so one that is deleted and created again keeps all that was
+learnt.
 
 Source: docs/patterns/adaptive-timeout.md; document 003 of docs/from-the-documents.md.
 """
@@ -189,16 +190,19 @@ def recommend(rows: Any, given: "Costs | None") -> dict[str, Any]:
         return row | {"note": f"{curve.finished:.0f} finished attempts: {FINISHED_MIN:.0f} are needed"}
     alive = curve.extended()
     row["basis"] = curve.law.name if curve.law else "level" if alive[-1] > 1e-3 else "curve"
-    curves, crashes = curve.resampled
-    resampled = curves, crash_rate(crashes, curve.sample.exposure_s, (given or Costs()).crashes_per_second)
-    plain = _plain(curve, alive, resampled, costs)
+    believed = (given or Costs()).crashes_per_second
+    resampled, priced = (
+        (curves, crash_rate(crashes, curve.sample.exposure_s, believed))
+        for curves, crashes in (curve.resampled, curve.resampled_continued)
+    )
+    plain = _plain(curve, resampled, priced, costs)
     if not plain:
         row["note"] = f"over {100 * TWICE_MAX:.0f} % take longer than any timeout: let workers extend"
     doubt = doubted(rows)
     if doubt is not None and "timeout_at_least_s" in plain:
         plain["timeout_at_least_s"] = min(plain["timeout_at_least_s"], _at_least(doubt, rated(doubt.sample, given)))
         plain["timeout_low_s"] = min(plain["timeout_low_s"], plain["timeout_at_least_s"])
-    return row | _today(rows, curve, costs) | plain | _kept(alive, resampled, costs)
+    return row | _today(rows, curve, costs) | plain | _kept(curve, resampled, priced, costs)
 
 
 def _today(rows: Any, curve: "Curve", costs: "Costs") -> dict[str, Any]:
@@ -211,7 +215,7 @@ def _today(rows: Any, curve: "Curve", costs: "Costs") -> dict[str, Any]:
     usual = rows[rows.lease == number.idxmax()]
     lease = float(usual.lease_s.sum() / usual.leases.sum())
     renewals = float(usual.renewals.sum())
-    rate, alive = costs.crashes_per_second, curve.extended()
+    rate, alive = costs.crashes_per_second, curve.continued()
     if renewals:
         share = min(float(usual.renewed_share.sum()) / renewals, 0.99)
         price = schedule_price(alive, rate, steady(lease, lease * (1 - share)), costs)
@@ -230,14 +234,16 @@ def _today(rows: Any, curve: "Curve", costs: "Costs") -> dict[str, Any]:
     }
 
 
-def _plain(curve: "Curve", alive: Any, resampled: tuple[Any, Any], costs: "Costs") -> dict[str, Any]:
-    """Empty if no timeout is long enough."""
+def _plain(curve: "Curve", resampled: tuple[Any, Any], priced: tuple[Any, Any], costs: "Costs") -> dict[str, Any]:
+    """Empty if no timeout is long enough. resampled, priced: other samples' curves and rates of crashes, to plan with
+    and for the costs."""
     import numpy as np
 
     from veilmq.pipeline.estimates import AT_RISK_MIN
     from veilmq.pipeline.estimates.buckets import bucket_of
     from veilmq.pipeline.estimates.prices import timeout_price
 
+    alive = curve.extended()
     timeout, beyond = best_timeout(alive, costs, longest(curve))
     # A curve that came down to zero within its reach has nothing beyond.
     if beyond and curve.law is None and alive[-1] > 0:
@@ -248,10 +254,12 @@ def _plain(curve: "Curve", alive: Any, resampled: tuple[Any, Any], costs: "Costs
     at = np.array([timeout])
     if is_too_short(alive, timeout):
         return {}
+    alive = curve.continued()
     price = timeout_price(alive, costs.crashes_per_second, at)
-    curves, rates = resampled
-    low, high = interval(timeout_price(curves, rates, at).cost(costs)[..., 0])
+    cost = float(price.cost(costs)[0])
+    low, high = interval(timeout_price(*priced, at).cost(costs)[..., 0])
     crash = crash_share(alive, costs.crashes_per_second)
+    curves, rates = resampled
     shortest_s, longest_s = other_timeouts(curves, rates, costs, timeout, longest(curve))
     if curve.law is not None:  # it may be wrong: what the curve alone says is within the interval
         shortest_s = min(shortest_s, best_timeout(curve.alive, costs, curve.reach_s)[0])
@@ -261,9 +269,9 @@ def _plain(curve: "Curve", alive: Any, resampled: tuple[Any, Any], costs: "Costs
         "timeout_s": timeout,
         "timeout_low_s": shortest_s,
         "timeout_high_s": longest_s,
-        "timeout_cost": float(price.cost(costs)[0]),
-        "timeout_cost_low": low,
-        "timeout_cost_high": high,
+        "timeout_cost": cost,
+        "timeout_cost_low": min(low, cost),
+        "timeout_cost_high": max(high, cost),
         "timeout_redelivered": float(price.duplicates[0]),
         "timeout_recovery_s": float(price.recovery_s[0]) / crash,
     }
@@ -319,16 +327,16 @@ def longest(curve: "Curve") -> float:
     return LEASE_LONGEST_S if curve.law else min(curve.reach_s, LEASE_LONGEST_S)
 
 
-def _kept(alive: Any, resampled: tuple[Any, Any], costs: "Costs") -> dict[str, Any]:
+def _kept(curve: "Curve", resampled: tuple[Any, Any], priced: tuple[Any, Any], costs: "Costs") -> dict[str, Any]:
     from veilmq.estimate.schedule import STEP_MIN
     from veilmq.pipeline.estimates.prices import schedule_price
 
-    rate = costs.crashes_per_second
-    schedule = plan(alive, costs)
+    rate, alive = costs.crashes_per_second, curve.continued()
+    schedule = plan(curve.extended(), costs)
     price = schedule_price(alive, rate, schedule, costs)
-    curves, rates = resampled
-    low, high = interval(schedule_price(curves, rates, schedule, costs).cost(costs))
-    shortest, longest = _other_firsts(curves, rates, costs, schedule)
+    cost = float(price.cost(costs))
+    low, high = interval(schedule_price(*priced, schedule, costs).cost(costs))
+    shortest, longest = _other_firsts(*resampled, costs, schedule)
     return {
         "first_lease_s": schedule.first,
         "first_lease_low_s": shortest,
@@ -337,9 +345,9 @@ def _kept(alive: Any, resampled: tuple[Any, Any], costs: "Costs") -> dict[str, A
         "renew_after_low_s": max(shortest - schedule.margin, STEP_MIN),
         "renew_after_high_s": longest - schedule.margin,
         "margin_s": schedule.margin,
-        "cost": float(price.cost(costs)),
-        "cost_low": low,
-        "cost_high": high,
+        "cost": cost,
+        "cost_low": min(low, cost),
+        "cost_high": max(high, cost),
         "redelivered": float(price.duplicates),
         "recovery_s": float(price.recovery_s) / crash_share(alive, rate),
         "extensions": float(price.extensions),
@@ -396,7 +404,7 @@ def _curve(rows: Any, given: "Costs | None") -> Any:
     place = np.arange(0, len(BOUNDS), FINE // 2)
     place = place[(BOUNDS[place] >= TIMEOUT_SHORTEST_S) & (BOUNDS[place] <= max(last, 2 * TIMEOUT_SHORTEST_S))]
     at = BOUNDS[place]
-    price = timeout_price(alive, costs.crashes_per_second, at)
+    price = timeout_price(curve.continued(), costs.crashes_per_second, at)
     low, high = (each[place] for each in curve.between)
     return pd.DataFrame(
         names_of(rows)
