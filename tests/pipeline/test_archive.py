@@ -91,7 +91,7 @@ class TestReplay:
                 replay(spark, archive, url, where="int(type) < 2")
             with pytest.raises(Exception, match="does not deduplicate"):
                 replay(spark, archive, url, key="id")
-            with pytest.raises(SourceUnreachable, match="Is it there"):
+            with pytest.raises(SourceUnreachable, match=r"queue does not exist: no queue nowhere\. Create it"):
                 replay(spark, archive, stage.url(name="nowhere"))
             spark.range(1).write.parquet(str(stage.directory / "other"))
             with pytest.raises(OptionInvalid, match="no column body"):

@@ -4,6 +4,8 @@ Strategy: Spark wraps a worker's exception in a long trace. People read the sent
 what is wrong and what to do.
 """
 
+from veilmq.model.errors import QueueMissing, UsageError, VeilError
+
 
 class PipelineError(Exception):
     """What is wrong, and how to fix it."""
@@ -15,6 +17,14 @@ class PipelineError(Exception):
 
     def __reduce__(self) -> tuple[type, tuple[str, str]]:
         return type(self), (self.wrong, self.mend)
+
+
+def unusable(queue: str, error: VeilError) -> tuple[str, str]:
+    """What is wrong with a queue that could not be opened, and how to fix it. queue: which one, to begin the sentence
+    with."""
+    if isinstance(error, QueueMissing):
+        return f"{queue} does not exist: {error}.", "Create it, or correct the name."
+    return f"{queue} cannot be used: {error}.", "" if isinstance(error, UsageError) else "Is it there?"
 
 
 class Unready(PipelineError):

@@ -20,7 +20,7 @@ from veilmq.cli.pipeline import Where
 from veilmq.cli.pipeline.session import hush, make_place, place_of, print_json, reported, started
 from veilmq.client.adapters.connect import connect, connect_account
 from veilmq.model.errors import VeilError
-from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable
+from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable, unusable
 from veilmq.server.clock import wall
 
 if TYPE_CHECKING:
@@ -205,6 +205,4 @@ def _check(queue: str, queues: str | None = None) -> None:
     try:
         (connect(queue) if queues is None else connect_account(queue)).close()
     except VeilError as error:
-        raise SourceUnreachable(
-            f"--queue {_SECRET.sub('//***@', queue)} cannot be used: {error}.", "Is it there?"
-        ) from None
+        raise SourceUnreachable(*unusable(f"--queue {_SECRET.sub('//***@', queue)}", error)) from None

@@ -32,7 +32,7 @@ from veilmq.client.messages import Message
 from veilmq.client.queue import Queue
 from veilmq.client.shared.checks import token
 from veilmq.model.errors import ParameterInvalid, VeilError
-from veilmq.pipeline.errors import OptionInvalid, PipelineError, SourceUnreachable
+from veilmq.pipeline.errors import OptionInvalid, PipelineError, SourceUnreachable, unusable
 from veilmq.pipeline.options import SendOptions
 from veilmq.pipeline.places import Place, place
 
@@ -106,7 +106,7 @@ def send_rows(rows: Iterator[Any], options: SendOptions, prefix: str) -> int:
     try:
         queue = connect(options.url)
     except VeilError as error:
-        raise SendFailed(f"The queue of the option url cannot be reached: {error}.", "Is it there?") from None
+        raise SendFailed(*unusable("The queue of the option url", error)) from None
     with queue:
         fifo = queue.capabilities.native_fifo
         if options.key is not None and not fifo:
@@ -321,4 +321,4 @@ def _is_fifo(url: str) -> bool:
         with connect(url) as queue:
             return queue.capabilities.native_fifo
     except VeilError as error:
-        raise SourceUnreachable(f"The queue cannot be reached: {error}.", "Is it there?") from None
+        raise SourceUnreachable(*unusable("The queue", error)) from None

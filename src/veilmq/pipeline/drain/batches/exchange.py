@@ -41,7 +41,7 @@ from veilmq.pipeline.drain.bad_records import BadRecord, mark_sent, of_manifest,
 from veilmq.pipeline.drain.batches import Batch
 from veilmq.pipeline.drain.batches.many import is_drained
 from veilmq.pipeline.drain.manifests import open_manifest
-from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable
+from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable, unusable
 from veilmq.pipeline.options import DrainOptions, store_options_of
 from veilmq.pipeline.places import Place
 
@@ -306,7 +306,7 @@ def _target(url: str, source: Queue) -> Queue:
         target = connect(url)
         comes_again = is_drained(target, source)
     except VeilError as error:
-        raise OptionInvalid(f"The queue of the option deadLetters: {error}.", "Is it there?") from None
+        raise OptionInvalid(*unusable("The queue of the option deadLetters", error)) from None
     if comes_again:
         target.close()
         wrong = f"The queue of the option deadLetters, {target.name}, is drained itself: a bad record would never end."

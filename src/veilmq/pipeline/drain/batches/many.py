@@ -32,7 +32,7 @@ from veilmq.client.messages import Extension, Received, Stats
 from veilmq.client.queue import Account, Capabilities, Queue, identity_of
 from veilmq.client.routed import weakest
 from veilmq.model.errors import InFlightFull, ParameterInvalid, QueueMissing, ReceiptInvalid, VeilError
-from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable
+from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable, unusable
 from veilmq.pipeline.options import DrainOptions
 
 T = TypeVar("T")
@@ -356,7 +356,7 @@ def opened(options: DrainOptions, clock: Clock) -> Queue:
         )
         raise OptionInvalid(f"The option url cannot be: {error}.", f"It looks like {shape}.") from None
     except VeilError as error:
-        raise SourceUnreachable(f"The queue of the option url cannot be reached: {error}.", "Is it there?") from None
+        raise SourceUnreachable(*unusable("The queue of the option url", error)) from None
     try:
         many = Queues(
             account, options.queues, refresh=options.refresh, is_loss_fatal=bool(options.fail_on_data_loss),
