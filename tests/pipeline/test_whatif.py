@@ -189,6 +189,26 @@ def test_of_a_type_with_few_messages_little_is_known() -> None:
     assert today["duplicates"] == tried["duplicates"] == 0
 
 
+def test_work_of_more_than_two_days_counts_as_that() -> None:
+    """By a law, where all that takes longer than six hours was given back. Counted as the longest that was seen, three
+    days would be shorter than two."""
+    hour = 3_600
+    arrivals = [float(hour * each) for each in range(200)]
+    work = Work(None, arrivals, lambda draw, count: 3 * hour * draw.lognormal(0, 1.5, count), 1e-9)
+    rows, _ = sketched([work], Under(43_200, receives_max=20), 3)
+    rows = rows[rows.attempt <= 1]
+    is_done = rows.held_us <= 6 * hour * 1_000_000
+    left = rows.assign(
+        outcome=rows.outcome.where(is_done, "released"),
+        exact=rows.exact & is_done,
+        held_us=rows.held_us.where(is_done, 6 * hour * 1_000_000),
+    )
+    facts = Facts(left, lambda sample: 1e-9)
+    beyond = float(facts._kinds[0].curve.extended()[-1])
+    assert 0.01 < beyond < 0.1
+    assert np.mean(facts.drawn(0)._fresh(0, 4_000) > 47 * hour) == pytest.approx(beyond, rel=0.3)
+
+
 def test_a_look_is_no_lease_of_a_worker() -> None:
     """Each message is looked at before it is worked on."""
     rows, _ = sketched(rare(1_000)[:1], Under(90, receives_max=8), 1_000)

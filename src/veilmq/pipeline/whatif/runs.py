@@ -294,7 +294,8 @@ class Runs:
         return self._longer(kind, np.zeros(count))
 
     def _longer(self, kind: int, than: Any, share: Any = None) -> Any:
-        """Lengths of work that takes longer than that many seconds; beyond what was seen, as if it ended there.
+        """Lengths of work that takes longer than that many seconds. Beyond what was seen, or by a law beyond two days,
+        as if it ended there.
 
         share: of those that take longer than it, how many take longer than each; None: drawn.
         """
@@ -302,7 +303,8 @@ class Runs:
         left = np.interp(np.log(np.maximum(than, 1e-9)), np.log(BOUNDS), alive, left=1.0)
         wanted = left * (self._random.random(len(than)) if share is None else share)
         found = np.exp(np.interp(-wanted, -alive, np.log(BOUNDS)))
-        reach = max(self._kinds[kind].curve.reach_s, float(BOUNDS[0]))
+        curve = self._kinds[kind].curve
+        reach = max(curve.reach_s, float(BOUNDS[0])) if curve.law is None else float(BOUNDS[-1])
         found = np.where(wanted <= alive[-1], reach, found)
         return np.maximum(found, than)
 
