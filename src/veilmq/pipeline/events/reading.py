@@ -266,7 +266,8 @@ class ServerHistory:
         if status == 401:
             return TokenRefused(f"{self.url} refuses: {message or status}.", TOKEN_MEND)
         if status == 403:
-            return SourceRefused(f"{self.url} refuses: {message or status}.", TOKEN_MEND)
+            mend = "Grant it to the key, or give the server's own token (option token, or --token-file)."
+            return SourceRefused(f"{self.url} refuses: {message or status}.", mend)
         if message is None:
             return SourceUnreachable(f"{self.url} is no VeilMQ admin port: it answers {status}.", "Is the URL right?")
         if status == 410:
