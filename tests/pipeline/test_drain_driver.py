@@ -532,7 +532,7 @@ def test_an_option_of_drain_that_is_none_has_its_default() -> None:
 
 def test_a_queue_that_is_not_there_is_told(stage: Stage) -> None:
     given = {"url": stage.url(), "directory": str(stage.directory / "m")}
-    with pytest.raises(SourceUnreachable, match="cannot be reached"):
+    with pytest.raises(SourceUnreachable, match=r"The queue of the option url does not exist: no queue .*\. Create it"):
         Driver(read_options(given))
     assert not (stage.directory / "m").exists()
 
