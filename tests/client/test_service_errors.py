@@ -36,6 +36,8 @@ SAID: list[tuple[str, str, VeilError]] = [
     (f"{PREFIX}QueueDeletedRecently", "", QueueDeletedRecently(queue="q", wait_us=60_000_000)),
     (f"{PREFIX}PurgeQueueInProgress", "", PurgeInProgress(queue="q", wait_us=60_000_000)),
     ("ReceiptHandleIsInvalid", "bad", ReceiptInvalid(reason="bad")),
+    ("ReceiptHandleIsInvalid", "The receipt handle has expired", LeaseExpired(sequence=0, attempt=0)),
+    ("ReceiptHandleIsInvalid", GONE.removesuffix("."), MessageGone(sequence=0, attempt=0)),
     ("InvalidIdFormat", "bad", ReceiptInvalid(reason="bad")),
     (f"{PREFIX}MessageNotInflight", "", LeaseExpired(sequence=0, attempt=0)),
     ("OverLimit", "", InFlightFull(queue="q", limit=120_000)),

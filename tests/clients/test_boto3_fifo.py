@@ -122,16 +122,21 @@ class TestOrder:
         assert refused(sqs.delete_message, QueueUrl=url, ReceiptHandle=handle) == expected
         late = {"QueueUrl": url, "ReceiptHandle": handle, "VisibilityTimeout": 9}
         assert refused(sqs.change_message_visibility, **late) == expected  # aws/aws-sdk-java #1628
-        answer = sqs.delete_message_batch(QueueUrl=url, Entries=[{"Id": "1", "ReceiptHandle": handle}])
-        text = "The receipt handle has expired"
-        assert answer["Failed"] == [
-            {"Id": "1", "Code": "ReceiptHandleIsInvalid", "Message": text, "SenderFault": True}
-        ]  # smaskalik/sqsmover #54
+        entry = {"Id": "1", "ReceiptHandle": handle}
+        failed = {"Id": "1", "Code": "ReceiptHandleIsInvalid", "SenderFault": True}
+        expired = {**failed, "Message": "The receipt handle has expired"}  # smaskalik/sqsmover #54
+        assert sqs.delete_message_batch(QueueUrl=url, Entries=[entry])["Failed"] == [expired]
+        longer = {**entry, "VisibilityTimeout": 9}
+        assert sqs.change_message_visibility_batch(QueueUrl=url, Entries=[longer])["Failed"] == [expired]
         (again,) = take(sqs, url)
         assert again["Attributes"]["ApproximateReceiveCount"] == "2"
         assert refused(sqs.delete_message, QueueUrl=url, ReceiptHandle=handle)[0] == "InvalidParameterValue"
         delete(sqs, url, again)
         delete(sqs, url, again)
+        longer["ReceiptHandle"] = again["ReceiptHandle"]
+        gone = "Message does not exist or is not available for visibility timeout change"  # aws/aws-dotnet-messaging
+        answer = sqs.change_message_visibility_batch(QueueUrl=url, Entries=[longer])
+        assert answer["Failed"] == [{**failed, "Message": gone}]
 
     def test_who_waits_is_woken_when_the_group_is_free(self, sqs: Any, veilmq_server: LocalServer) -> None:
         url = create(sqs)

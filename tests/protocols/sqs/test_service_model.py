@@ -345,7 +345,7 @@ REACHED_BY: dict[tuple[str, str], Reach] = {
 NO_CASE = "every operation is carried out on every queue; AWS names no case"
 NO_URL = "the operation names no queue URL that could be invalid"
 NEVER: dict[tuple[str, str], str] = {
-    ("ChangeMessageVisibility", "MessageNotInflight"): "nobody has seen it from AWS; InvalidParameterValue is answered",
+    ("ChangeMessageVisibility", "MessageNotInflight"): "no report of it is known; InvalidParameterValue is answered",
     ("DeleteMessage", "InvalidIdFormat"): "deprecated by AWS; ReceiptHandleIsInvalid is answered, as AWS does today",
     **{(name, "UnsupportedOperation"): NO_CASE for name in GIVEN if (name, "UnsupportedOperation") not in REACHED_BY},
     **{

@@ -145,16 +145,27 @@ def _invalid_value(refusal: Refusal) -> VeilError:
     text = refusal.message
     if "must be shorter than" in text:
         return _too_large(refusal)
-    if "does not exist or is not available for visibility timeout change" in text:
-        return MessageGone(sequence=0, attempt=0)
-    if "receipt handle has expired" in text:
-        return LeaseExpired(sequence=0, attempt=0)
+    stale = _stale(text)
+    if stale is not None:
+        return stale
     if _NAME_RULE in text:  # of CreateQueue; it names no parameter
         return ParameterInvalid(parameter="name", reason=f"{text}, not {refusal.queue!r}")
     found = _PARAMETER.search(text)
     if found is None:
         return ParameterInvalid(parameter="request", reason=text)
     return ParameterInvalid(parameter=port_name(found[1]), reason=found[2] or text)
+
+
+def _stale(text: str) -> VeilError | None:
+    """The error of a receipt handle that no longer counts, by SQS's text: a single call and a batch have it under
+    different codes."""
+    if "does not exist or is not available for visibility timeout change" in text:
+        return MessageGone(sequence=0, attempt=0)
+    return LeaseExpired(sequence=0, attempt=0) if "receipt handle has expired" in text else None
+
+
+def _handle_invalid(refusal: Refusal) -> VeilError:
+    return _stale(refusal.message) or ReceiptInvalid(reason=refusal.message)
 
 
 def _too_large(refusal: Refusal) -> VeilError:
@@ -210,7 +221,7 @@ _TABLE: Final[dict[str, Callable[[Refusal], VeilError]]] = {
     "QueueNameExists": _exists,
     "QueueDeletedRecently": lambda refusal: QueueDeletedRecently(queue=refusal.queue, wait_us=_MINUTE_US),
     "PurgeQueueInProgress": lambda refusal: PurgeInProgress(queue=refusal.queue, wait_us=_MINUTE_US),
-    "ReceiptHandleIsInvalid": lambda refusal: ReceiptInvalid(reason=refusal.message),
+    "ReceiptHandleIsInvalid": _handle_invalid,
     "MessageNotInflight": lambda refusal: LeaseExpired(sequence=0, attempt=0),
     "OverLimit": _over_limit,
     "QueueNumExceededLimit": _queues_full,

@@ -219,7 +219,9 @@ _PARAMETERS: Final = {
 
 NO_ACTION: Final = "Please refer to the appropriate WSDL for a list of valid actions."
 """The reason for an unknown action name."""
-_NOT_AVAILABLE: Final = "Message does not exist or is not available for visibility timeout change."
+NOT_AVAILABLE: Final = "Message does not exist or is not available for visibility timeout change"
+HANDLE_EXPIRED: Final = "The receipt handle has expired"
+"""AWS's words for a handle in a batch; alone they end with a full stop."""
 _NOT_RETRYABLE: Final = "The receiveRequestAttemptId is not valid anymore since the receive call is not retryable."
 _TOO_MANY_RECEIVED: Final = (
     "Too many messages have been received without being deleted. Please delete your received messages or let them "
@@ -286,13 +288,13 @@ def redrive_refused(error: errors.RedriveRefused, text: str) -> Refusal:
 
 
 def _lease_expired(error: errors.LeaseExpired, command: AnyCommand) -> Refusal:
-    """Nobody has seen AWS answer MessageNotInflight (aws/aws-sdk-java #1628, getmoto/moto #4655)."""
-    return invalid_value("ReceiptHandle", _handle_of(command), "The receipt handle has expired.")
+    """No report of MessageNotInflight from AWS is known (aws/aws-sdk-java #1628, getmoto/moto #4655)."""
+    return invalid_value("ReceiptHandle", _handle_of(command), f"{HANDLE_EXPIRED}.")
 
 
 def _message_gone(error: VeilError, command: AnyCommand) -> Refusal:
-    reason = _NOT_AVAILABLE if isinstance(command, Extend) else "The receipt handle has expired."
-    return invalid_value("ReceiptHandle", _handle_of(command), reason)
+    reason = NOT_AVAILABLE if isinstance(command, Extend) else HANDLE_EXPIRED
+    return invalid_value("ReceiptHandle", _handle_of(command), f"{reason}.")
 
 
 def _purge_in_progress(error: errors.PurgeInProgress, command: AnyCommand) -> Refusal:

@@ -183,7 +183,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         bool, Meta(description="Believe X-Forwarded-Proto, -Host and -For: only behind a proxy that sets them.")
     ] = False
     cooldowns: Annotated[
-        bool, Meta(description="Refuse for 60 s (Azure: 30 s) to create a deleted queue, and for 60 s to purge again.")
+        bool,
+        Meta(description="Refuse to create a deleted queue for 60 s (Azure: 30 s), and to purge twice in 60 s (SQS)."),
     ] = True
     requests_per_second_max: Annotated[
         Bytes, Meta(description="Requests of one account to SQS; beyond, RequestThrottled. 0: no bound.")

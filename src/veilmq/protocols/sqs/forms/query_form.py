@@ -57,10 +57,10 @@ _ENTRIES: Final = frozenset(
     }
 )
 """Flattened lists of structures, `<name>.<number>.<member>`."""
-# The JSON name of a list or map is accepted too (MessageSystemAttributeNames.1, MessageAttributes.1.Name): some clients
-# send it, and AWS reads it (aws/aws-sdk-php #694).
+# The JSON name of a list, and of these two maps, is accepted too: some clients send it (MessageAttributes:
+# aws/aws-sdk-php #694).
 _MEMBER_OF_LIST: Final = _LISTS | {member: member for member in _LISTS.values()}
-_MEMBER_OF_MAP: Final = _MAPS | {member: member for member in _MAPS.values()} | {"Tags": "tags"}
+_MEMBER_OF_MAP: Final = _MAPS | {"MessageAttributes": "MessageAttributes", "Tags": "tags"}
 _LIST_MEMBERS: Final = frozenset(_LISTS.values())
 _MAP_MEMBERS: Final = frozenset(_MAPS.values())
 _TEXT_MAPS: Final = frozenset({"Attributes", "tags"})

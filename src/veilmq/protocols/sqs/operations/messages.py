@@ -23,7 +23,6 @@ from veilmq.model.commands import AfterExpiry, AnyCommand, Delete, DescribeQueue
 from veilmq.model.errors import (
     LeaseError,
     LeaseExpired,
-    LeaseTaken,
     MessageGone,
     MessageTooLarge,
     ParameterInvalid,
@@ -458,11 +457,12 @@ def _lease_refusal(command: AnyCommand, error: VeilError) -> Refusal | None:
 
 
 def _lease_refusal_of_entry(command: AnyCommand, error: VeilError) -> Refusal | None:
-    """For an ended lease a batch has another text than a single delete (FIFO; smaskalik/sqsmover #54)."""
+    """A batch has another code and shorter texts (smaskalik/sqsmover #54, aws/aws-dotnet-messaging)."""
     refusal = _lease_refusal(command, error)
-    if refusal is not None and isinstance(command, Delete) and isinstance(error, LeaseExpired | LeaseTaken):
-        return Refusal(errors.RECEIPT_HANDLE_IS_INVALID, "The receipt handle has expired")
-    return refusal
+    if refusal is None or not isinstance(error, LeaseError):
+        return refusal
+    gone = isinstance(command, Extend) and not isinstance(error, LeaseExpired)
+    return Refusal(errors.RECEIPT_HANDLE_IS_INVALID, errors.NOT_AVAILABLE if gone else errors.HANDLE_EXPIRED)
 
 
 def answer_void(call: Call, outcomes: Sequence[Outcome]) -> forms.Empty:
