@@ -146,6 +146,14 @@ class TestOneLease:
             (lambda script: script.extend(1, 2, 3, seconds=1), []),
             (lambda script: script.extend(1, 2, 3, seconds=5), ["OVERLAP"]),
         ],
+        ids=[
+            "released",
+            "release unknown",
+            "release failed",
+            "released for 10 s",
+            "extended by 1 s",
+            "extended by 5 s",
+        ],
     )
     def test_what_the_holder_did_changes_its_end(self, call: Callable[[Script], None], found: list[str]) -> None:
         script = received()

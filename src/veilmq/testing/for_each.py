@@ -26,16 +26,19 @@ def for_each(
     """Call the test, a function or a coroutine function, with every one of `values` as the argument `names` (or several
     arguments, separated by commas).
 
-    ids: labels for the report, or a function from value to label. fresh: a fixture of the test whose `renew()` is
-    called between two values.
+    ids: labels for the report, or a function from value to label; the id of a `pytest.param` is one, too. fresh: a
+    fixture of the test whose `renew()` is called between two values.
 
     Raises AssertionError from the first failure, with a line for each value that failed.
     """
     wanted = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
+    values = list(values)
     rows = [_row(wanted, value) for value in values]
     assert rows, f"no value of {names}"
-    given = None if ids is None or callable(ids) else list(ids)
-    labels = [_label(row, ids if callable(ids) else None) for row in rows] if given is None else given
+    if ids is None or callable(ids):
+        labels = [_id_of(value) or _label(row, ids) for value, row in zip(values, rows, strict=True)]
+    else:
+        labels = list(ids)
 
     def renew(fixtures: dict[str, Any], number: int) -> None:
         if fresh and number:
@@ -101,6 +104,11 @@ def _row(names: list[str], value: Any) -> dict[str, Any]:
     else:
         parts = (value,) if len(names) == 1 else tuple(value)
     return dict(zip(names, parts, strict=True))
+
+
+def _id_of(value: Any) -> str | None:
+    """The id that a `pytest.param` gives."""
+    return str(value.id) if isinstance(value, type(pytest.param())) and value.id else None
 
 
 def _label(row: dict[str, Any], shown: Callable[[Any], Any] | None) -> str:

@@ -4,7 +4,7 @@ guard.
 Strategy: the class here is the public face; its parameters are checked when it is created. A `Run` (run.py), made anew
 for each run, does the work, so a worker can be created at import time and started anywhere. The run receives messages.
 Each becomes a `Hand` (job/) and waits in line until a runner takes it (runners/: flow.py, then threads, coroutines or
-processes.py). After the handler it is deleted, released or dead-lettered (runners/settling.py).
+processes). After the handler it is deleted, released or dead-lettered (runners/settling.py).
 
 Source: the issues of documents 003 and 004 on processing times; docs/patterns/worker.md, docs/patterns/checkpoint.md.
 """

@@ -47,7 +47,7 @@ def with_places(rows: Any, among: Any) -> Any:
 
 
 def label_of(row: Any) -> str:
-    """Queue and type of a row from `told_apart`."""
+    """Queue and type of a row from `with_places`."""
     return f"{_name_of(row)} ({row['place']})" if row["place"] else _name_of(row)
 
 
@@ -115,7 +115,7 @@ def survival(curve: Any, timeouts: Any) -> str:
     """How long does work take? The share still at it, with its interval, and where attempts were cut off."""
     drawing, pairs = _panels("survival", worst(timeouts))
     spans = [_spread(rows_of(curve, group), group) for _, group in pairs]
-    _on_one_scale([(panel, *span) for (panel, _), span in zip(pairs, spans, strict=True)])
+    _on_one_scale([(panel, *bounds) for (panel, _), bounds in zip(pairs, spans, strict=True)])
     for panel, group in pairs:
         rows = rows_of(curve, group)
         seen = rows[rows.within_reach]
@@ -209,7 +209,7 @@ def tradeoff(points: Any, timeouts: Any) -> str:
         near = near[near.within_reach & (near.recovery_s > 0)].recovery_s
         waits = [float(each) for each in (group.recovery_s, group.today_recovery_s, *near)]
         spans.append((max(min(waits) * 0.6, 0.1), max(waits) * 1.6))
-    _on_one_scale([(panel, *span) for (panel, _), span in zip(pairs, spans, strict=True)])
+    _on_one_scale([(panel, *bounds) for (panel, _), bounds in zip(pairs, spans, strict=True)])
     for panel, group in pairs:
         rows = rows_of(points, group)
         rows = rows[rows.recovery_s > 0]

@@ -1,7 +1,7 @@
 """The state of the cluster as PostgreSQL last reported it, for metrics, health and the console.
 
-Strategy: PostgreSQL is asked when somebody wants to know, at most once in some seconds, and on a thread. Nobody waits
-long for it: whoever asks meanwhile gets the answer before.
+Strategy: PostgreSQL is asked when somebody wants to know, at most once in some seconds, and on a thread. All who ask
+meanwhile wait for that one answer, and nobody longer than a second: then it is the answer before.
 """
 
 import asyncio

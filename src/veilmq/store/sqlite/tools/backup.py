@@ -376,7 +376,7 @@ def _copy(database: Path, part: Path, progress: Progress, is_owner: bool, exactl
         with target.backup("main", source, "main") as copying:
             while not copying.done:
                 copying.step(_PAGES_STEP)
-                os.fdatasync(descriptor)  # in pieces, see store/files
+                os.fdatasync(descriptor)  # in pieces, see store/files.py
                 progress(copying.page_count - copying.remaining, copying.page_count)
         with target:
             if found.missing and not exactly:

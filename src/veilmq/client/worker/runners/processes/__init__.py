@@ -113,7 +113,7 @@ class _Place:
         killed."""
         self._sending = threading.RLock()  # reentrant: the pool sends from this thread if it cannot start another
         """Guards the pipe; may be held as long as the child does not read."""
-        self._cancels = DaemonPool(1, "veilmq worker cancels")
+        self._cancels = DaemonPool(1, "veilmq worker cancellations")
         self._process: Any = None
         self._pipe: Any = None
         self._ended = False
