@@ -266,6 +266,12 @@ def test_the_log_tells_who_was_refused(serve: Serve, keys: Path) -> None:
     with pytest.raises(HTTPError):
         urllib.request.urlopen(urllib.request.Request(f"{azure}/example/a?comp=metadata"))
     server.wait_for("azure: GET /example/a from 127.0.0.1: refused with 400: MissingRequiredHeader: An HTTP header")
+    batch = {"Action": "SendMessageBatch", "QueueUrl": f"{server.url}/111111111111/orders"}
+    empty = AWSRequest("GET", f"{server.url}/", params=batch)
+    SigV4QueryAuth(Credentials("AK1", "hush-one"), "sqs", "us-east-1").add_auth(empty)
+    with pytest.raises(HTTPError):
+        urllib.request.urlopen(str(empty.url))
+    server.wait_for("by AK1: refused with 400: AWS.SimpleQueueService.EmptyBatchRequest: ")
     with pytest.raises(HTTPError):
         urllib.request.urlopen(urllib.request.Request(f"{server.url}/?Action=a", headers={"Authorization": "hush"}))
     server.wait_for("Unsupported AWS 'algorithm'")

@@ -194,7 +194,7 @@ _CLAIMED: Final = re.compile(rb"(?:Credential=|MNS |SharedKey(?:Lite)? )([^/:,\s
 """The id of a key in the Authorization header of each protocol."""
 _CLAIMED_IN_QUERY: Final = re.compile(rb"[?&]X-Amz-Credential=([^/&]{1,384}?)(?:/|%2[Ff]|&|$)")
 """The same for SQS with the signature in the query string, still encoded."""
-_CODE: Final = re.compile(rb'<Code>(\w{1,64})<|"__type":"(?:[\w.]{1,64}#)?(\w{1,64})"')
+_CODE: Final = re.compile(rb'<Code>([\w.]{1,64})<|"__type":"(?:[\w.]{1,64}#)?(\w{1,64})"')
 """The code in a refusal, in XML and in JSON."""
 _MESSAGE: Final = re.compile(rb"<Message>([^<\n]+)")
 """The first line of what a refusal in XML says. In Azure's, lines with id and time follow."""
