@@ -304,10 +304,11 @@ def test_what_a_kill_left_in_the_redo_log_has_its_instant(stage: Stage, tmp_path
     stage.reopen(kill=True)
     factory.ship(stage.store)
     assert factory.restored(tmp_path / "then", then) == expected
+    factory.archive._snapshot_at = -1e9
+    factory.ship(stage.store)
     with pytest.raises(SourceUnusable, match="nothing from before that instant") as refused:
         factory.restored(tmp_path / "never", 1)
-    assert refused.value.since is not None
-    factory.restored(tmp_path / "earliest", refused.value.since)
+    assert factory.restored(tmp_path / "earliest", refused.value.since) == expected
 
 
 def test_damaged_snapshots_are_told_if_none_is_whole(stage: Stage, tmp_path: Path) -> None:
