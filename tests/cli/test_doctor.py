@@ -322,7 +322,10 @@ def _encrypted(key: bytes) -> bytes:
     ("number", "fix"),
     [
         (errno.ENOSPC, "Free some space"),
-        (errno.EROFS, "Mount it for writing"),
+        (
+            errno.EROFS,
+            "Mount it for writing (after an error of the disk: see `dmesg`), under systemd add it to `ReadWritePaths=",
+        ),
         (errno.EACCES, "Is this user the one that the server runs as?"),
     ],
 )

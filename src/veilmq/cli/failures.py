@@ -37,7 +37,8 @@ _SPACE: Final = "Free some space, or name a directory on another disk: --data DI
 DISK_ADVICE: Final = {
     errno.ENOSPC: _SPACE,
     errno.EDQUOT: _SPACE,
-    errno.EROFS: "Mount it for writing (after an error of the disk: see `dmesg`), or name another: --data DIR.",
+    errno.EROFS: "Mount it for writing (after an error of the disk: see `dmesg`), under systemd add it to "
+    "`ReadWritePaths=` in the unit, or name another: --data DIR.",
     errno.EIO: "Its disk may be failing: see `dmesg`.",
 }
 """What to do about an error of the disk that holds the data directory."""
