@@ -281,6 +281,8 @@ class TestCredentials:
         path.chmod(0o644)
         code, ((level, text, _),) = doctor("credentials", "--credentials", str(path))
         assert (code, level, str(path) in text) == (2, "error", True)
+        code, ((level, _, fix),) = doctor("credentials", "--credentials", str(tmp_path))  # a directory
+        assert (code, level, fix) == (2, "error", "Check the path.")
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,12 @@ from veilmq.cli.doctor.checks import credentials
 from veilmq.cli.failures import Exit, Failure, closed_to_user
 from veilmq.cli.keys import new_key
 from veilmq.cli.pipeline.session import make_place
-from veilmq.cli.serve import _in_the_way, _keys
+from veilmq.cli.serve import _in_the_way, _keys, _service
 from veilmq.cli.sources import resolve
 from veilmq.cli.work.command import open_queue, parameters
 from veilmq.client.errors import TransportError
+from veilmq.server.auth import DevelopmentKeyring
+from veilmq.server.clock import LeaseClock
 from veilmq.server.config.settings import Settings
 
 Run = Callable[..., "CompletedProcess[str]"]
@@ -113,6 +115,7 @@ def test_the_directory_that_takes_no_new_one_is_named(reachable: Path) -> None:
     reachable.joinpath("theirs").mkdir(0o700)
     key = reachable / "key.pem"
     key.touch(0o600)
+    reachable.joinpath("live").mkdir(0o700)  # as certbot makes it
     reachable.joinpath("ours").mkdir(0o777)
     reachable.joinpath("ours").chmod(0o777)
     with other_user():
@@ -130,10 +133,16 @@ def test_the_directory_that_takes_no_new_one_is_named(reachable: Path) -> None:
         data.chmod(0)
         assert closed_to_user(data).endswith(f"may not be read by this user (uid {own}): chmod 700 {data}.")
         theirs, secret = closed_to_user(reachable / "theirs"), closed_to_user(key)
+        servers = closed_to_user(key, of_server=True)
+        below = closed_to_user(reachable / "live" / "key.pem", of_server=True)
         user = pwd.getpwuid(own).pw_name
     assert f"may not be read by this user (uid {own}): run the command as its owner, sudo -u " in theirs
-    if key.stat().st_uid == 0:  # what a service is to do, which cannot become root
-        assert secret.endswith(f"(uid {own}): chown {user} {key} as root, or run the command as root.")
+    assert f"may not be read by this user (uid {own}): run the command as its owner, sudo -u " in secret
+    if key.stat().st_uid == 0:  # a service cannot become root
+        assert servers.endswith(f"(uid {own}): chown {user} {key} as root.")
+        assert (
+            below == f"{key.parent}/live is closed to this user (uid {own}): put key.pem where this user may read it."
+        )
     assert closed_to_user(reachable / "data", made=True) == ""
 
 
@@ -165,7 +174,13 @@ def test_a_credentials_file_is_asked_for_by_what_is_wrong_with_it(closed: Path, 
     (closed / "keys").touch()
     with other_user(), pytest.raises(Failure, match="--credentials: ") as unreadable:
         _keys(Settings(credentials=closed / "keys"))
-    assert unreadable.value.advice.startswith(f"{closed} is closed to this user")
+    tls = Settings(tls_cert=closed / "cert.pem", tls_key=closed / "key.pem")
+    with other_user(), pytest.raises(Failure, match="--tls-cert ") as unopened:
+        _service(tls, DevelopmentKeyring(), LeaseClock(), None, None)
+    for refused, name in ((unreadable, "keys"), (unopened, "cert.pem")):
+        assert refused.value.advice.startswith(f"{closed} is closed to this user")
+        if closed.stat().st_uid == 0:
+            assert refused.value.advice.endswith(f": put {name} where this user may read it.")
     with other_user(), pytest.raises(Failure, match="--into: ") as unwritten:
         new_key(None, as_json=False, into=reachable / "new.toml")
     assert unwritten.value.advice.startswith(f"{reachable} may not be written by this user")

@@ -165,22 +165,33 @@ def end(failure: Failure) -> NoReturn:
     raise SystemExit(int(failure.code))
 
 
-def closed_to_user(path: Path, *, made: bool = False) -> str:
+def closed_to_user(path: Path, *, made: bool = False, of_server: bool = False) -> str:
     """Why this user cannot read the path, as a sentence; made: also why they cannot make it, if it is missing.
 
-    Empty if nothing does.
+    Empty if nothing does. of_server: the file is one that the server reads, and this user is the server's.
     """
     path = path.absolute()
     for each in reversed(path.parents):
         if not may(each, os.F_OK):
             return ""  # missing, as all below it
         if not may(each, os.X_OK):
-            return f"{each} is closed to this user ({_user()}): {_way_in(each)}."
+            step = _way_in(each)
+            if of_server and _of_root(each):
+                step = f"put {path.name} where this user may read it"
+            return f"{each} is closed to this user ({_user()}): {step}."
     if made and not may(path, os.F_OK):
         return "" if may(path.parent, os.W_OK) else unwritable(path.parent, path)
     if may(path, os.F_OK) and not may(path, os.R_OK):
-        return f"{path} may not be read by this user ({_user()}): {_way_in(path)}."
+        step = _way_in(path)
+        if of_server and _of_root(path) and path.is_file():
+            step = f"chown {_named(os.geteuid())} {path} as root"  # a service cannot become root, and should not
+        return f"{path} may not be read by this user ({_user()}): {step}."
     return ""
+
+
+def _of_root(path: Path) -> bool:
+    """Whether it is root's, and this user is another."""
+    return path.stat().st_uid == 0 and os.geteuid() != 0
 
 
 def _way_in(path: Path) -> str:
@@ -188,9 +199,6 @@ def _way_in(path: Path) -> str:
     owner = path.stat().st_uid
     if owner == os.geteuid():
         return f"chmod {'700' if path.is_dir() else '600'} {path}"
-    if owner == 0 and not path.is_dir():
-        # A service cannot become root, and should not.
-        return f"chown {_named(os.geteuid())} {path} as root, or run the command as root"
     return f"run the command as its owner, sudo -u {_named(owner, '#')}"
 
 
@@ -246,10 +254,10 @@ def advice_on(path: Path, otherwise: str) -> str:
 
 
 def file_advice(error: "FileInvalid", *, missing: str, wrong: str = "") -> str:
-    """Advice about an unusable file; missing, wrong: if it does not exist, or its contents are wrong."""
+    """Advice about an unusable file of the server's; missing, wrong: if it is not there, or its contents are wrong."""
     if error.errno is None:
         return wrong
-    return missing if error.errno == errno.ENOENT else closed_to_user(error.path)
+    return missing if error.errno == errno.ENOENT else closed_to_user(error.path, of_server=True) or "Check the path."
 
 
 def check_directory(path: Path, named: str, *, beside: bool = False) -> None:

@@ -171,7 +171,7 @@ def _service(
         raise Failure(Exit.USAGE, f"TLS: {error}", advice) from None
     except OSError as error:
         option = "--tls-cert" if Path(error.filename) == settings.tls_cert else "--tls-key"
-        advice = closed_to_user(Path(error.filename)) or "Name a PEM file."
+        advice = closed_to_user(Path(error.filename), of_server=True) or "Name a PEM file."
         raise Failure(Exit.USAGE, f"{option} {error.filename}: {error.strerror}", advice) from None
 
 
