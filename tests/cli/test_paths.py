@@ -66,13 +66,15 @@ def test_queues_whose_account_the_credentials_lack_are_told(serve: Serve, veilmq
     veilmq("keys", "new", "--account", "222222222222", "--into", str(keys))
     checked = serve("--credentials", str(keys))
     told = checked.wait_for("no key reaches")
-    assert "2 queues: they belong to account 000000000000, that of development mode" in told
+    assert (
+        "2 queues of account 000000000000, that of development mode, which the credentials file does not have" in told
+    )
     assert f"veilmq keys new --account 000000000000 --into {keys}" in told
     checked.ready()
     assert "account 222222222222" not in checked.told()
     keys.write_text(keys.read_text().replace("222222222222", "333333333333"))
     checked.send_signal(signal.SIGHUP)
-    checked.wait_for("no key reaches 1 queues: they belong to account 222222222222, which the credentials file does")
+    checked.wait_for("no key reaches 1 queue of account 222222222222, which the credentials file does")
     assert checked.stop() == 0
     assert checked.told().count("no key reaches 2 queues") == 1
 

@@ -244,7 +244,7 @@ def test_keys_are_checked_and_read_again_on_sighup(serve: Serve, keys: Path, loo
     server.sqs("AK1", "hush-one").list_queues()
     keys.write_text(KEYS.replace("AK1", "AK2").replace("hush-one", "hush-two"))
     server.send_signal(signal.SIGHUP)
-    server.wait_for("1 accounts with 1 keys")
+    server.wait_for("read 1 account with 1 key from ")
     server.sqs("AK2", "hush-two").list_queues()
     with pytest.raises(ClientError):
         server.sqs("AK1", "hush-one").list_queues()

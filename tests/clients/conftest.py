@@ -1,6 +1,7 @@
 """A real `veilmq serve` process for official SDKs to talk to; what the tests share is in modules beside them."""
 
 import os
+import re
 import signal
 import sys
 import time
@@ -46,7 +47,7 @@ def reload() -> Callable[[ServerProcess], None]:
 
     def told(server: ServerProcess) -> int:
         text = server.log.read_text()
-        return text.count("the credentials stay as they were") + text.count(" accounts with ")
+        return text.count("the credentials stay as they were") + len(re.findall(r"read \d+ accounts? with ", text))
 
     def reload_one(server: ServerProcess) -> None:
         before, until = told(server), time.monotonic() + RELOAD_SECONDS

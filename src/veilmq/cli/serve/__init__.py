@@ -34,6 +34,7 @@ import veilmq
 from veilmq import accelerator
 from veilmq.cli.access import TOKEN_FILE
 from veilmq.cli.failures import Exit, Failure, closed_to_user, end_without, file_advice, foreign, unusable
+from veilmq.cli.output import counted
 from veilmq.cli.serve.push_room import serve_pushes
 from veilmq.cli.serve.systemd import READY, READY_SECONDS, STOPPING, Manager
 from veilmq.cli.signals import ends_process
@@ -459,9 +460,9 @@ def _warn_of_unowned(service: Service, among: Set[str] | None = None) -> None:
     for account, count in sorted(unowned.items())[:_UNOWNED_SHOWN]:
         mode = ", that of development mode" if account == DEVELOPMENT_ACCOUNT else ""
         log.warning(
-            "no key reaches %d queues: they belong to account %s%s, which the credentials file does not have; "
+            "no key reaches %s of account %s%s, which the credentials file does not have; "
             "`veilmq keys new --account %s --into %s` makes one that does",
-            count, account, mode, account, service.settings.credentials,
+            counted(count, "queue"), account, mode, account, service.settings.credentials,
         )  # fmt: skip
     if len(unowned) > _UNOWNED_SHOWN:
         log.warning("nor has the credentials file %d further accounts that have queues", len(unowned) - _UNOWNED_SHOWN)

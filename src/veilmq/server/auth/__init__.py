@@ -143,7 +143,9 @@ class Credentials:
                 log.error("the credentials stay as they were: %s", error)
                 return False
         self._accounts, self._keys, self._named = found
-        log.info("read %d accounts with %d keys from %s", len(self._accounts), len(self._keys), self._path)
+        accounts, keys = len(self._accounts), len(self._keys)
+        ends = ["" if number == 1 else "s" for number in (accounts, keys)]
+        log.info("read %d account%s with %d key%s from %s", accounts, ends[0], keys, ends[1], self._path)
         return True
 
     def _look(self) -> _Found:
