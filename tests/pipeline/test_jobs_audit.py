@@ -238,6 +238,8 @@ def test_offsets_that_do_not_follow_are_found_out(spark: Any, name: str) -> None
 
 def test_every_rule_has_a_history_that_breaks_it() -> None:
     assert {rule for _, rule in FALSE.values()} == {"", *RULES}
+    page = Path(__file__).parents[2] / "docs" / "pipeline.md"
+    assert f"breaks one of {len(RULES)} rules" in page.read_text()
 
 
 def test_a_finding_says_where(broken: dict[str, list[Any]]) -> None:

@@ -222,7 +222,7 @@ def _health(
 
 
 def _audit(asked: Asked) -> None:
-    """Check that a history loses and doubles no message, and that no lease breaks a rule. Exits 1 if it does."""
+    """Check that a history loses and doubles no message and no lease breaks a rule. Exits 1 if something is wrong."""
     from veilmq.cli.pipeline.run import audit
 
     raise typer.Exit(int(audit(asked, os.environ)))
