@@ -1,6 +1,8 @@
 """Requests for the admin port that a server of a cluster passes on to an owner that goes away amid them."""
 
 import asyncio
+import json
+import socket
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +12,7 @@ from veilmq.cli.serve.without_owner import shown_to_browsers
 from veilmq.cluster.peer import Identity
 from veilmq.cluster.peer.handshake import Handshake, Role
 from veilmq.cluster.peer.port import PeerPort
+from veilmq.server.cluster import admin
 from veilmq.server.cluster.admin import Owner, Unreached, connect, passing_on, while_owner
 from veilmq.server.config.settings import Settings
 
@@ -19,9 +22,9 @@ BODY = (b"first part, ", b"last part")
 class Passed:
     """An owner that takes a whole request and goes away, and one that answers the next; and what they were sent."""
 
-    def __init__(self, *, leaves: bool = False) -> None:
-        """leaves: the client hangs up behind its request."""
-        self.leaves = leaves
+    def __init__(self, *, leaves: bool = False, returns: bool = True) -> None:
+        """leaves: the client hangs up behind its request. returns: another owner is found afterwards."""
+        self.leaves, self.returns = leaves, returns
         self.path = "/api/v1/jobs"
         self.bodies: list[bytes] = []
         self.answer: list[Any] = []
@@ -31,6 +34,8 @@ class Passed:
             port = server.sockets[0].getsockname()[1]
 
             async def connect() -> Owner:
+                if self.bodies and not self.returns:
+                    raise Unreached("nobody owns the queues")
                 return Owner(*await asyncio.open_connection("127.0.0.1", port))
 
             parts = [{"type": "http.request", "body": part, "more_body": part != BODY[-1]} for part in BODY]
@@ -63,8 +68,8 @@ class Passed:
         writer.close()
 
 
-def test_a_server_that_owns_nothing_refuses_a_request_before_it_is_sent() -> None:
-    """So it is sent to the next owner, whatever it changes."""
+def test_a_server_that_owns_nothing_refuses_a_request_before_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So it is sent to the next owner, whatever it changes. Nor does it wait for an owner that says nothing."""
 
     async def play() -> None:
         port = PeerPort(Identity("cluster", "two"), b"a secret of the tests")
@@ -74,6 +79,12 @@ def test_a_server_that_owns_nothing_refuses_a_request_before_it_is_sent() -> Non
             await connect(port.address, wants, None)
         await port.close()
         assert not port.refused, "an operator need not hear of it"
+        monkeypatch.setattr(admin, "HANDSHAKE_SECONDS", 0.1)
+        with (
+            socket.create_server(("127.0.0.1", 0)) as silent,
+            pytest.raises(Unreached, match=r"answered within 0.1 s$"),
+        ):
+            await connect(silent.getsockname(), wants, None)
 
     asyncio.run(asyncio.wait_for(play(), 20))
 
@@ -107,7 +118,7 @@ def test_what_was_read_is_answered_only_if_the_lease_still_runs() -> None:
     ],
 )
 def test_a_change_that_was_under_way_is_sent_again_where_it_has_a_key(
-    method: str, headers: list[tuple[bytes, bytes]], status: int
+    method: str, headers: list[tuple[bytes, bytes]], status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Then the owner does it once; without one nobody knows whether it was done, and nobody is asked to repeat it."""
     passed = Passed()
@@ -121,6 +132,10 @@ def test_a_change_that_was_under_way_is_sent_again_where_it_has_a_key(
     assert (b"The answer was lost" in of_form.answer[-1]["body"]) == (status == 500)
     assert b"retry-after" not in dict(passed.answer[0]["headers"])
     assert passed.bodies == [b"".join(BODY)] * (2 if status == 201 else 1)
+    monkeypatch.setattr(admin, "OWNER_SECONDS", 0.5)
+    nobody = Passed(returns=False)
+    asyncio.run(asyncio.wait_for(nobody.play(method, headers), 20))
+    assert (nobody.answer[0]["status"], b"StoreUnknown" in nobody.answer[-1]["body"]) == (500, True)
 
 
 @pytest.mark.parametrize(
@@ -134,41 +149,80 @@ def test_a_request_whose_client_is_gone_is_not_sent_again(method: str, headers: 
 
 
 def test_a_browser_is_refused_with_a_page_that_says_why() -> None:
-    """Which a name that points at this machine gets no more than any other page; a program gets JSON."""
-
-    async def refusing(scope: Any, receive: Any, send: Any) -> None:
-        async def late(scope: Any, receive: Any, send: Any) -> None:
-            await send({"type": "http.response.start", "status": 200, "headers": []})
-
-        await while_owner(lambda: False, late)(scope, receive, send)
-
-    reaches = True
-
-    def play(path: str, accept: bytes = b"text/html,*/*", host: bytes = b"127.0.0.1:9325") -> tuple[int, Any, str]:
-        sent: list[Any] = []
-
-        async def send(message: Any) -> None:
-            sent.append(message)
-
-        headers = [(b"host", host), (b"accept", accept)]
-        scope = {
-            "type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "query_string": b"",
-            "headers": headers, "scheme": "http", "server": ("127.0.0.1", 9325), "root_path": "",
-        }  # fmt: skip
-        shown = shown_to_browsers(refusing, Settings(cluster="postgresql:///", cluster_name="two"), lambda: reaches)
-        asyncio.run(shown(scope, None, send))  # type: ignore[arg-type]
-        found = dict(sent[0]["headers"])
-        return sent[0]["status"], found, b"".join(each.get("body", b"") for each in sent[1:]).decode()
-
-    status, headers, body = play("/console/queues")
+    """Which a name that points at this machine gets no more than any other page; a program gets JSON. Only what no
+    owner has answered becomes the page, for only of that it is known that nothing was changed."""
+    app = Answering()
+    status, headers, body = app.play("/console/queues")
     assert (status, headers[b"content-type"]) == (503, b"text/html; charset=utf-8")
     assert b"frame-ancestors" in headers[b"content-security-policy"]
     assert "Server two says: this server" in body
     assert "lease has ended" in body
     assert '<meta http-equiv="refresh"' in body
-    assert play("/console/", host=b"rebound.example")[0] == 403
-    assert play("/console/queues", accept=b"application/json")[1][b"content-type"] == b"application/json"
-    assert play("/api/v1/queues")[1][b"content-type"] == b"application/json"
-    for reaches in (True, False):  # noqa: B007
-        status, headers, body = play("/console/static/console.css")
-        assert (status, headers[b"content-type"], ".door" in body) == (200, b"text/css; charset=utf-8", True)
+    assert "Nothing was changed" not in body
+    assert app.play("/console/", host=b"rebound.example")[0] == 403
+    assert app.play("/console/queues", accept=b"application/json")[1][b"content-type"] == b"application/json"
+    assert app.play("/api/v1/queues")[1][b"content-type"] == b"application/json"
+    app.answer = app.refuses("NotOwner")
+    status, headers, body = app.play("/console/topics", method="POST")
+    assert (status, "Nothing was changed. Go back" in body, "refresh" in body) == (503, True, False)
+    app.answer = app.refuses("StoreUnknown", 500)
+    status, headers, body = app.play("/console/topics", method="POST")
+    assert (status, "Nothing was changed" in body, "The answer was lost" in body) == (500, False, True)
+    kinds = (b"application/json", b"text/html; charset=utf-8")
+    others = [app.refuses("refused", status) for status in (400, 404, 500, 503)]
+    others += [app.refuses("NotOwner", 404), (503, kinds[1], b"<p>full"), (500, kinds[1], b"<p>failed")]
+    for other in [*others, (500, kinds[0], b"["), (503, kinds[0], b""), (200, kinds[0], b"{}")]:
+        app.answer = other
+        for method in ("GET", "POST"):
+            status, headers, body = app.play("/console/topics", method=method)
+            assert (status, headers[b"content-type"], body.encode()) == other
+
+
+def test_a_style_sheet_comes_from_the_owner_unless_none_answers() -> None:
+    app = Answering()
+    css = (200, b"text/css; charset=utf-8")
+    for app.reaches in (True, False):
+        status, headers, body = app.play("/console/static/console.css")
+        assert (status, headers[b"content-type"], ".door" in body) == (*css, True)
+        assert app.play("/console/static/none.css")[0] == 404
+    app.answer = (*css, b"the owner's")
+    for app.reaches in (True, False):
+        assert (app.play("/console/static/console.css")[2] == "the owner's") == app.reaches
+
+
+class Answering:
+    """What a browser is answered, in front of a console that gives one answer."""
+
+    def __init__(self) -> None:
+        self.reaches = True
+        self.answer: tuple[int, bytes, bytes] | None = None
+        """Status, type and body; None: the lease ends."""
+
+    def refuses(self, error: str, status: int = 503) -> tuple[int, bytes, bytes]:
+        answer = {"error": error, "field": None, "message": "no", "data": {}}
+        return status, b"application/json", json.dumps(answer).encode()
+
+    async def _app(self, scope: Any, receive: Any, send: Any) -> None:
+        status, kind, body = self.answer or (200, b"text/html", b"late")
+        await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", kind)]})
+        await send({"type": "http.response.body", "body": body[:5], "more_body": True})
+        await send({"type": "http.response.body", "body": body[5:], "more_body": False})
+
+    def play(
+        self, path: str, accept: bytes = b"text/html,*/*", host: bytes = b"127.0.0.1:9325", method: str = "GET"
+    ) -> tuple[int, Any, str]:
+        sent: list[Any] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        headers = [(b"host", host), (b"accept", accept), (b"origin", b"http://127.0.0.1:9325")]
+        scope = {
+            "type": "http", "method": method, "path": path, "raw_path": path.encode(), "query_string": b"",
+            "headers": headers, "scheme": "http", "server": ("127.0.0.1", 9325), "root_path": "",
+        }  # fmt: skip
+        app = while_owner(lambda: self.answer is not None, self._app)
+        settings = Settings(cluster="postgresql:///", cluster_name="two")
+        asyncio.run(shown_to_browsers(app, settings, lambda: self.reaches)(scope, None, send))  # type: ignore[arg-type]
+        found = dict(sent[0]["headers"])
+        return sent[0]["status"], found, b"".join(each.get("body", b"") for each in sent[1:]).decode()

@@ -175,7 +175,7 @@ def _unless_known(request: Request, answer: Response) -> Response:
 async def _static(request: Request) -> Response:
     name = request.path_params["name"]
     if name not in _FILES:
-        raise HTTPException(404, "no such file")
+        return PlainTextResponse("There is no such file.\n", 404)  # also where nobody handles an exception
     return Response((files("veilmq.console") / "static" / name).read_bytes(), media_type=_FILES[name])
 
 

@@ -38,6 +38,7 @@ _HOP: Final = frozenset(
 """Headers of one connection (RFC 9110, 7.6.1), and ours."""
 _READS: Final = frozenset({"GET", "HEAD"})
 _KEY: Final = b"idempotency-key"
+_LOST: Final = "the owner went away amid the request: look whether it was carried out, then try again"
 _KEPT_BYTES: Final = 1 << 20
 """A longer body is not kept to be sent again."""
 
@@ -77,7 +78,8 @@ async def connect(address: tuple[str, int], handshake: Handshake, context: ssl.S
     except (OSError, EOFError, TimeoutError, Refusal) as error:
         if writer is not None:
             writer.close()
-        raise Unreached(f"the owner cannot be reached: {in_words(error)}") from error
+        words = in_words(error) or f"nobody answered within {HANDSHAKE_SECONDS:g} s"
+        raise Unreached(f"the owner cannot be reached: {words}") from error
 
 
 async def _shake(owner: Owner, handshake: Handshake) -> None:
@@ -136,12 +138,15 @@ def passing_on(connect: Callable[[], Awaitable[Owner]], here: Callable[[], ASGIA
         read: list[Message] = []
         reads = scope["method"] in _READS
         has_key = any(name == _KEY for name, _ in scope["headers"])
+        is_unknown = False
+        """Whether an owner may have carried it out, whose answer was lost."""
         while (own := here()) is None:
             try:
                 owner = await connect()
             except Unreached as error:
                 if loop.time() >= end:
-                    await _refuse(send, "NotOwner", str(error))
+                    answer = ("StoreUnknown", _LOST) if is_unknown else ("NotOwner", str(error))
+                    await _refuse(send, *answer)
                     return
                 await asyncio.sleep(AGAIN_SECONDS)
                 continue
@@ -153,9 +158,9 @@ def passing_on(connect: Callable[[], Awaitable[Owner]], here: Callable[[], ASGIA
                     raise asyncio.CancelledError from error  # a client that is there sees an answer that is cut off
                 repeats = reads or (has_key and sum(len(each.get("body", b"")) for each in read) <= _KEPT_BYTES)
                 if not repeats or loop.time() >= end:
-                    text = "the owner went away amid the request: look whether it was carried out, then try again"
-                    await _refuse(send, "StoreUnknown", text)
+                    await _refuse(send, "StoreUnknown", _LOST)
                     return
+                is_unknown = not reads
                 await asyncio.sleep(AGAIN_SECONDS)
             finally:
                 owner.writer.close()
