@@ -159,6 +159,8 @@ class Clustered:
                 ("three", 100, "drained", others_s),
             )
         ]
+        if self.alone:
+            servers.append(Registered("four", "four:9327", "0.1.0", 10, 10, 10, 100, "stopped", False, others_s))
         status = Status(
             incarnation=UUID(int=1), format=10, owner="one", address="one:9327", epoch=7, lease_s=3.0, renewed_s=0.4,
             owned=True, records=100, segments=1, log_bytes=3_145_728, snapshot=90, snapshot_age_s=7_200.0,

@@ -193,7 +193,9 @@ def test_the_cluster_is_shown_and_handed_over_once(server: Any, api: Api, visito
     assert asked.status_code == 422
     assert cluster.asked == ["<two>", ""]
     text = plain(visitor.get("/console/cluster").text)  # alone
-    assert "<two> is silent: start it, or veilmq cluster forget <two> if it will not come back" in text
+    assert "<two> is silent: it is gone, or PostgreSQL does not take its reports. If it is gone, start it, or" in text
+    assert "four is not running: start it, or veilmq cluster forget four if it will not come back" in text
+    assert re.search(r"<two> silent 2 .*four not running 0 ", text), text
     assert "no other server could own the queues: nobody takes over if one is lost" in text
     for cluster.missing, sync, cluster.single_copy, said in (
         ("<db3>", "quorum", False, "commits are not confirmed: every client waits for standby <db3>."),
@@ -203,6 +205,10 @@ def test_the_cluster_is_shown_and_handed_over_once(server: Any, api: Api, visito
         cluster.standbys = [Standby("db2", sync, "streaming", 0.001)]
         text = plain(visitor.get("/console/cluster").text)
         assert (said in text, "Owned by" in text) == (True, False), text
+    cluster.standbys = [Standby("db2", "sync", "streaming", 0.001, stands_still=True)]
+    assert "db2 yes, sync streaming stands still" in plain(visitor.get("/console/cluster").text)
+    (standby,) = api.client.get("/api/v1/cluster").json()["standbys"]
+    assert (standby["stands_still"], standby["lag_us"]) == (True, None)
     cluster.answers = False
     assert "PostgreSQL does not answer" in plain(visitor.get("/console/cluster").text)
 

@@ -29,7 +29,10 @@ from veilmq.store.archive import shown_url
 T = TypeVar("T")
 
 ALIVE_SECONDS: Final = 5.0
-"""A server that was not seen for so long is not running."""
+"""A server that was not seen for so long is silent."""
+STILL_SECONDS: Final = 0.5
+"""A standby that lacks some of the log, and for so long applies and reports nothing, stands still."""
+_LOOK_SECONDS: Final = 0.1
 
 # An instant in the future is from before the clock was set back: the server has not been seen since.
 _SEEN: Final = """
@@ -63,11 +66,11 @@ _ASK: Final = "update veilmq.lease set wanted = %s where id = %s returning epoch
 _LEASE: Final = """
     select beat, greatest(0, extract(epoch from clock_timestamp() - renewed))::float8 from veilmq.lease where id = %s
 """
-# A standby that stands still reports no lag: then what counts is since when it has said nothing, though it lacks some.
+# `reply_time` is the standby's clock: it is only compared with itself.
 _STANDBYS: Final = """
     select application_name, coalesce(sync_state, ''), coalesce(state, ''),
-           greatest(0, extract(epoch from replay_lag), case when replay_lsn < pg_current_wal_lsn()
-                    then extract(epoch from clock_timestamp() - reply_time) end)::float8
+           coalesce(extract(epoch from replay_lag), 0)::float8, pid,
+           case when replay_lsn < pg_current_wal_flush_lsn() then (reply_time, replay_lsn)::text end
     from pg_stat_replication order by 1
 """
 _SNAPSHOT: Final = """
@@ -313,6 +316,9 @@ class Standby(msgspec.Struct):
     """`sync` or `quorum`: it confirms commits; `async` or `potential`: it does not."""
     state: str
     lag_s: float
+    """As it reported last, by the primary's clock."""
+    stands_still: bool = False
+    """Whether it lacks something and reported nothing while we looked: for how long it has, its clock alone knows."""
 
 
 class Status(msgspec.Struct, kw_only=True):
@@ -380,6 +386,19 @@ def within(postgres: Postgres, act: Callable[[Session], T]) -> T:
         return act(session)
 
 
+def _standbys(session: Session) -> list[Standby]:
+    """Looks again for `STILL_SECONDS` if one of them may stand still. Raises psycopg's errors."""
+    found = session.execute(_STANDBYS).fetchall()
+    still = {pid: said for *_, pid, said in found if said is not None}
+    for _ in range(round(STILL_SECONDS / _LOOK_SECONDS)):
+        if not still:
+            break
+        session.execute("select pg_sleep(%s)", (_LOOK_SECONDS,))
+        found = session.execute(_STANDBYS).fetchall()
+        still = {pid: said for *_, pid, said in found if said is not None and still.get(pid) == said}
+    return [Standby(name, sync, state, lag_s, pid in still) for name, sync, state, lag_s, pid, _ in found]
+
+
 def status(postgres: Postgres) -> Status:
     """Ask. Raises Unreachable, Unfit."""
     with postgres.session() as session:
@@ -387,7 +406,7 @@ def status(postgres: Postgres) -> Status:
         [(beat, renewed_s)] = session.execute(_LEASE, (SHARD,))
         size = log_bytes(session)
         [(snapshot, snapshot_age_s, verified_by)] = session.execute(_SNAPSHOT)
-        standbys = [Standby(*row) for row in session.execute(_STANDBYS)]
+        standbys = _standbys(session)
         count, registered = len(segments(session)), servers(session)
     with closing(LogReader(postgres, shard.incarnation)) as reader:
         end = reader.end()

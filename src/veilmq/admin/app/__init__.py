@@ -340,7 +340,13 @@ def shown_cluster(report: ClusterReport) -> dict[str, Any]:
         for each in found.servers
     ]
     shown["standbys"] = [
-        {"name": each.name, "sync": each.sync, "state": each.state, "lag_us": _us(each.lag_s)}
+        {
+            "name": each.name,
+            "sync": each.sync,
+            "state": each.state,
+            "lag_us": None if each.stands_still else _us(each.lag_s),
+            "stands_still": each.stands_still,
+        }
         for each in found.standbys
     ]
     return shown

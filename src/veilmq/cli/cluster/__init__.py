@@ -131,7 +131,8 @@ def _show(found: Status) -> None:
     )
     print(f"snapshot  {_snapshot(found)}")
     for standby in found.standbys:
-        known = f"{standby.sync}, {standby.state}, {standby.lag_s:.3f} s behind" if standby.sync else "not known"
+        behind = "stands still" if standby.stands_still else f"{standby.lag_s:.3f} s behind"
+        known = f"{standby.sync}, {standby.state}, {behind}" if standby.sync else "not known"
         print(f"standby   {standby.name}: {known}")
     if found.blind and not found.single_copy:
         print("standby   grant pg_monitor to this role, so that it sees which of them confirm commits")
