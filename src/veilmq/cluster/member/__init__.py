@@ -205,9 +205,11 @@ class Member:
                     ownership = self._take_over(following, sight)
                     self._not_taken = ""
                     if ownership is not None:
+                        self._note_well()
                         return ownership
                     following.looked += 1
                 except StillOwned as error:
+                    self._note_well()
                     if self._not_taken != str(error):  # it may last as long as PostgreSQL waits for a standby
                         log.info("not taken over: %s", error)
                     self._not_taken = str(error)
@@ -217,10 +219,7 @@ class Member:
                     self._note_trouble(str(error))
                     stopping.wait(TROUBLE_SECONDS)
                 else:
-                    self._note_trouble("")
-                    if self._no_room:
-                        log.info("the disk has space again")
-                        self._no_room = ""
+                    self._note_well()
                 stopping.wait(POLL_SECONDS)
         return None
 
@@ -389,6 +388,13 @@ class Member:
             written = Membership(kept.incarnation, kept.holder, system, timeline)
             durable_write(self._directory / MEMBER_FILE, msgspec.json.encode(written))
             kept.system, kept.timeline = system, timeline  # not before: on a full disk it is tried again
+
+    def _note_well(self) -> None:
+        """PostgreSQL answered, and the copy was written."""
+        self._note_trouble("")
+        if self._no_room:
+            log.info("the disk has space again")
+            self._no_room = ""
 
     def _note_trouble(self, trouble: str, over: str = "PostgreSQL answers again") -> None:
         """Log a trouble when it begins and when it is over."""
