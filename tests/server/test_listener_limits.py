@@ -216,65 +216,29 @@ async def test_a_parked_request_has_no_deadline(serve):
     assert (await client.answer()).body == b"late"
 
 
-async def test_connections_beyond_the_limit_get_503_while_all_others_are_being_answered(serve):
-    port = await serve(limits={"connections_max": 2})
-    waiting = [await port.client() for _ in range(2)]
-    exchanges = []
-    for client in waiting:
-        await client.send(GET)
-        exchanges.append(await port.next())
+async def test_connections_beyond_the_limit_get_503(serve):
+    port = await serve(echo, limits={"connections_max": 2})
+    first, second = await port.client(), await port.client()
+    assert (await first.ask(GET)).status == 200
+    assert (await second.ask(GET)).status == 200
     third = await port.client()
-    answer = await third.answer()
+    answer = await third.ask(GET)
     assert (answer.status, answer.headers["Connection"]) == (503, "close")
     assert await third.rest() == b""
     third.writer.close()
-    for client, exchange in zip(waiting, exchanges, strict=True):
-        exchange.respond(Response(200, TEXT, b"a"))
-        assert (await client.answer()).status == 200
-
-
-async def test_a_connection_beyond_the_limit_takes_the_place_of_one_that_waits_for_its_client(serve):
-    """Of those without a request the one that has waited for longest goes first."""
-    port = await serve(limits=quick(connections_max=4))
-    listener = port.listener
-
-    async def client(begin: bytes):
-        number = len(listener.connections) + 1
-        client = await port.client()
-        await client.send(begin)
-        await port.until(lambda: len(listener.connections) >= min(number, 4))
-        began = listener.now
-        await port.until(lambda: listener.now > began)
-        return client
-
-    half = await client(GET[:-2])
-    idle, later = await client(b""), await client(b"")
-    parked = await client(GET)
-    exchange = await port.next()
-    for victim in (idle, later):
-        newer = await client(GET)
-        assert await victim.rest() == b""
-        (await port.next()).respond(Response(200, TEXT, b"a"))
-        assert (await newer.answer()).status == 200
-    await half.send(b"\r\n")
-    (await port.next()).respond(Response(200, TEXT, b"b"))
-    assert (await half.answer()).status == 200
-    exchange.respond(Response(200, TEXT, b"c"))
-    assert (await parked.answer()).status == 200
-    assert len(listener.connections) == 4
+    assert (await first.ask(GET)).status == 200
+    first.writer.close()
+    await port.until(lambda: len(port.listener.connections) == 1)
+    assert (await (await port.client()).ask(GET)).status == 200
 
 
 async def test_a_flood_beyond_the_limit_is_dropped(serve):
-    port = await serve(limits={"connections_max": 1, "linger_s": 30.0})
-    first = await port.client()
-    await first.send(GET)
-    exchange = await port.next()
-    clients = [await port.client() for _ in range(99)]
-    received = await asyncio.gather(*(client.rest() for client in clients))
+    port = await serve(echo, limits={"connections_max": 1, "linger_s": 30.0})
+    clients = [await port.client() for _ in range(100)]
+    received = await asyncio.gather(*(client.rest() for client in clients[1:]))
     assert sum(data.startswith(b"HTTP/1.1 503") for data in received) == 64
     assert received.count(b"") == 35
-    exchange.respond(Response(200, TEXT, b"a"))
-    assert (await first.answer()).status == 200
+    assert (await clients[0].ask(GET)).status == 200
 
 
 async def test_unfinished_requests_of_all_together_are_bounded(serve):

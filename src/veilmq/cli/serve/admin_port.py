@@ -9,8 +9,7 @@ endless header would stop the loop, which the data ports share. So `Connection` 
 nor belong to a body (trailers, too), and a connection that owes a head has a deadline, from its start and after each
 response. Bodies need neither: they are read behind access control, within `answers.BODY_BYTES_MAX`; that of a sign-in,
 which anybody may send, has bounds of its own. Trailers are dropped, or they would count as headers. Beyond
-`CONNECTIONS_MAX` a connection takes the place of one that waits for its client, or is answered 503 if there is none: so
-strangers can neither take the open files that the data ports need nor keep out who asks for the health.
+`CONNECTIONS_MAX` a connection is answered 503, so that strangers cannot take the open files that the data ports need.
 
 A client that ends its input after a request gets its answer, as on the data ports; a receive that waits for it is
 answered empty at once (`INPUT_ENDED`), because it looks the same as one that was killed. With TLS the event loop closes
@@ -30,9 +29,8 @@ import struct
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from operator import attrgetter
 from types import TracebackType
-from typing import Any, Final, cast
+from typing import Any, Final
 from urllib.parse import parse_qsl
 
 import uvicorn
@@ -89,7 +87,6 @@ class Connection(HttpToolsProtocol):
         """Whether a new parser only learns that header."""
         self._idle_bytes = 0
         """Bytes since a head began or ended, or a part of a body came."""
-        self._waits_since = self.loop.time()
         self._deadline: asyncio.TimerHandle | None = None
         self._input_ended = asyncio.Event()
         self._application, self.app = self.app, self._answer
@@ -98,28 +95,12 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's own
         super().connection_made(transport)
-        if len(self.connections) > CONNECTIONS_MAX and not self._took_a_place():
+        if len(self.connections) > CONNECTIONS_MAX:
             self._refused(503, f"more than {CONNECTIONS_MAX} connections")
             transport.write(_FULL)
             transport.close()
             return
         self._await_head()
-
-    def _took_a_place(self) -> bool:
-        """Drop the connection that has waited for its client for longest, unless all are being answered."""
-        others = cast("set[Connection]", self.connections) - {self}
-        waiting = [each for each in others if each._waits_for_client()]
-        if waiting:
-            min(waiting, key=attrgetter("_waits_since")).transport.abort()
-        return bool(waiting)
-
-    def _waits_for_client(self) -> bool:
-        cycle: Any = self.cycle
-        return not self.transport.is_closing() and (cycle is None or cycle.response_complete or cycle.more_body)
-
-    def on_response_complete(self) -> None:
-        self._waits_since = self.loop.time()
-        super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._await_no_more()

@@ -113,8 +113,6 @@ class Connection(asyncio.Protocol):
         self._peer = address[0] if address else ""
         self._intake = listener.intake(listener.limits, self._peer, listener.secure, listener.next_request_id)
         others = len(listener.connections)
-        if others >= listener.limits.connections_max and not listener.closing:
-            others -= listener.drop_waiting()
         listener.connections.add(self)
         self._await_request()
         if listener.closing or others >= listener.limits.connections_max + OVERFLOW_MAX:
@@ -409,11 +407,6 @@ class Connection(asyncio.Protocol):
     def held_for(self) -> tuple[float, int]:
         """Sorts the connections that hold input: the one that began first comes first; of one tick, the largest."""
         return self._since, -self._held_bytes
-
-    @property
-    def waits_for_client(self) -> bool:
-        """Whether it waits for its client to send, and has nothing to write."""
-        return self.phase <= BODY and not self._transport.get_write_buffer_size()
 
     @property
     def holds_input(self) -> bool:

@@ -13,7 +13,6 @@ import os
 import socket
 import ssl
 from collections.abc import Callable
-from heapq import nsmallest
 from itertools import chain, count
 from operator import attrgetter
 from typing import Any, Final, TypeAlias
@@ -33,7 +32,6 @@ _LAST_DIGITS: Final = [f"{number:03x}" for number in range(1 << 12)]
 log = logging.getLogger("veilmq.listener")
 
 _HELD_FOR: Final = attrgetter("held_for")
-_PHASE_AND_DEADLINE: Final = attrgetter("phase", "deadline")
 
 Handler: TypeAlias = Callable[[Request, Exchange], None]
 """Called on the loop when a request is complete; answers through the exchange, now or later."""
@@ -197,17 +195,6 @@ class Listener:
         self.connections.discard(connection)
         if self._empty is not None and not self.connections and not self._empty.done():
             self._empty.set_result(None)
-
-    def drop_waiting(self) -> int:
-        """Drop one of 64 connections, of those that wait for their clients to send: first those without a request, and
-        of these those that have waited for longest. Otherwise a client that opens connections, and no more, could keep
-        out all others. Returns how many it dropped."""
-        waiting = (each for each in self.connections if each.waits_for_client)
-        longest = nsmallest(max(1, self.limits.connections_max // 64), waiting, key=_PHASE_AND_DEADLINE)
-        for connection in longest:
-            connection.drop()
-            self.connections.discard(connection)
-        return len(longest)
 
     def make_room(self) -> None:
         """Refuse unfinished requests until an eighth of `held_bytes_max` is free, those first that have been arriving
