@@ -19,6 +19,7 @@ from veilmq.admin.history import copies
 from veilmq.admin.history.copies import COPIES_MAX
 from veilmq.cli.access import client as access_client
 from veilmq.cli.access.http import HttpAccess
+from veilmq.cli.serve.admin_port import _while_token_stays
 from veilmq.model.commands import CreateQueue, Origin, Send
 from veilmq.model.settings.queue import QueueKey
 from veilmq.store.sqlite.reader import SqliteReader
@@ -94,6 +95,30 @@ def test_copies_are_made_one_at_a_time_and_few_wait(
     assert together == [True] * len(together)
     assert http.post("/api/v1/backup").status_code == 200
     assert http.post("/api/v1/check").status_code == 200
+
+
+def test_a_snapshot_is_sent_though_the_token_is_replaced_while_it_is_made(
+    full: Any, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Entry:
+        bearer = "the token when the request came"
+
+    entry: Any = Entry()
+    config, write = full._server.config, copies.Copies._snapshot_file
+    inner = config.loaded_app
+
+    async def of_a_cluster(scope: Any, receive: Any, send: Any) -> None:
+        await inner(scope, _while_token_stays(entry, scope, receive), send)
+
+    def replaced(one: copies.Copies, scope: Any) -> Any:
+        entry.bearer = "the next one"
+        return write(one, scope)
+
+    monkeypatch.setattr(config, "loaded_app", of_a_cluster)
+    monkeypatch.setattr(copies.Copies, "_snapshot_file", replaced)
+    answer = http.get("/api/v1/snapshot")
+    assert (answer.status_code, entry.bearer) == (200, "the next one")
+    assert answer.text.count("\n") > BULKY
 
 
 def copied(http: httpx.Client) -> bool:

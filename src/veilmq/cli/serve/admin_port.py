@@ -373,7 +373,7 @@ def by_role(service: Service, entry: AdminEntry, build: Callable[[str], ASGIApp]
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         found = here()
-        if found is not None and service.cluster is not None and scope["type"] == "http":
+        if found is not None and service.cluster is not None:
             receive = _while_token_stays(entry, scope, receive)
         found = found or elsewhere
         assert found is not None
@@ -387,7 +387,9 @@ def by_role(service: Service, entry: AdminEntry, build: Callable[[str], ASGIApp]
 
 def _while_token_stays(entry: AdminEntry, scope: Scope, receive: Receive) -> Receive:
     """The same; but if the token was replaced, no body arrives any more, unless a key sends it. Keys have a check of
-    their own (`answers.body_of`)."""
+    their own (`answers.body_of`). A GET has no body: its answer receives, to notice that the client leaves."""
+    if scope["type"] != "http" or scope["method"] in ("GET", "HEAD"):
+        return receive
     bearer = entry.bearer
 
     async def receiving() -> Message:
