@@ -83,8 +83,8 @@ def _granted(names: OrderedNames, command: ListQueues, place: AccountRegion) -> 
 def _aliases(
     queues: Queues, command: ListQueues, place: AccountRegion, allowed: re.Pattern[str]
 ) -> Iterator[tuple[str, QueueKey]]:
+    granted = None if command.granted is None else names_of(command.granted)  # each look-up hashes all patterns
     for alias in queues.alias_names.following(place, command.prefix, command.after):
         key = queues.aliases[alias_key(QueueKey(*place, alias), alias)]
-        granted = command.granted is None or names_of(command.granted).cover(key.name)
-        if granted and not allowed.fullmatch(key.name):
+        if (granted is None or granted.cover(key.name)) and not allowed.fullmatch(key.name):
             yield alias, key
