@@ -112,17 +112,16 @@ class Queues:
         if isinstance(outcome, VeilError):
             raise outcome
         assert isinstance(outcome, QueuesListed)
-        may = [info for info in outcome.queues if caller.may(Action.LIST_QUEUES, info.key.account, info.key.name)]
         by_key = self._service.reader.queues
-        lines = [(queue, list(queue.ready)) for info in may if (queue := by_key.get(info.key)) is not None]
+        lines = [(queue, list(queue.ready)) for info in outcome.queues if (queue := by_key.get(info.key)) is not None]
         reader, now = self._service.reader, self._service.shell.now()
-        live = LiveRates.of(reader, may, now) if wanted.minutes else None
+        live = LiveRates.of(reader, outcome.queues, now) if wanted.minutes else None
         last = outcome.queues[-1].key if outcome.more else None
         after = None if last is None else str(last) if everything else last.name
 
         def shown() -> Response:
             ages = oldest_ages_us(reader, lines, now)
-            queues = [views.shown_listed(info, ages.get(info.incarnation)) for info in may]
+            queues = [views.shown_listed(info, ages.get(info.incarnation)) for info in outcome.queues]
             if live is not None:
                 rates = rates_of(reader, live, wanted.minutes)
                 queues = [each | {"rates": rates[each["incarnation"]]} for each in queues]
