@@ -30,7 +30,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, cast
 from urllib.parse import parse_qsl
 
 import uvicorn
@@ -144,7 +144,7 @@ class Connection(HttpToolsProtocol):
                     framing, self._framing = self._framing, b""
                     self.parser = HttpRequestParser(self)
                     self._replaying = True
-                    self.parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n\r\n" % framing)
+                    self.parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n" % framing)
                     self._replaying = False
 
     def eof_received(self) -> bool:  # type: ignore[override] # uvicorn's own closes the connection
@@ -184,8 +184,7 @@ class Connection(HttpToolsProtocol):
         self._head_begun, self._went_on = False, True
         self._await_no_more()
         if self.parser.should_upgrade():
-            lines = (b"%b: %b" % each for each in self.headers if each[0] in _FRAMING)
-            self._framing = next((line for line in lines if line != b"content-length: 0"), b"")
+            self._framing = b"".join(b"%b: %b\r\n" % each for each in self.headers if each[0] in _FRAMING)
         parts = absolute_form(self.url)
         if parts is not None:
             _, host, _ = parts  # it replaces the Host header
@@ -199,7 +198,7 @@ class Connection(HttpToolsProtocol):
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the application. If an answer to an HTTP/1.0 client fails or ends on the way, the connection is reset, or
         the client would take it for whole."""
-        exchange = self.cycle
+        exchange: Any = cast(Any, receive).__self__  # `self.cycle` may be of a request that came right behind
         try:
             await self._application(scope, receive, send)
         finally:
