@@ -265,6 +265,37 @@ async def test_unfinished_requests_of_all_together_are_bounded(serve):
     assert listener.held_bytes == 0
 
 
+async def test_input_behind_a_request_that_is_being_answered_makes_room(serve):
+    """The answer is written all the same, and what came behind it is refused after it."""
+    port = await serve(limits=quick(held_bytes_max=100_000))
+    listener = port.listener
+    parked, exchanges = [await port.client() for _ in range(2)], []
+    for client in parked:
+        await client.send(GET)
+        exchanges.append(await port.next())
+        await client.send(GET + POST + b"Content-Length: 60000\r\n\r\n" + b"b" * 40_000)
+        held_bytes = 40_000 * len(exchanges)
+        await port.until(lambda held_bytes=held_bytes: listener.held_bytes > held_bytes)
+        began = listener.now
+        await port.until(lambda began=began: listener.now > began)
+    newest, received_bytes = await port.client(), listener.bytes_received
+    await newest.send(POST + b"Content-Length: 60000\r\n\r\n" + b"b" * 40_000)
+    await port.until(lambda: listener.bytes_received > received_bytes + 40_000)
+    assert 80_000 < listener.held_bytes < 81_000
+    await parked[0].send(b"b" * 20_000)
+    await newest.send(b"b" * 20_000)
+    newest_exchange = await port.next()
+    for exchange in (*exchanges, newest_exchange):
+        exchange.respond(Response(200, TEXT, b"a"))
+    assert [(await client.answer()).status for client in (newest, *parked)] == [200] * 3
+    assert (await parked[0].answer()).status == 503
+    assert await parked[0].rest() == b""
+    (await port.next()).respond(Response(200, TEXT, b"a"))
+    assert (await parked[1].answer()).status == 200
+    assert (await parked[1].send(b"b" * 20_000), (await port.next()).request.body) == (None, b"b" * 60_000)
+    assert listener.held_bytes == 0
+
+
 async def test_a_request_at_the_handler_is_not_held_any_more(serve):
     port = await serve()
     client = await port.client()

@@ -96,7 +96,7 @@ class Connection(asyncio.Protocol):
         self._reading_paused = False
         self._held_bytes = 0
         self._since = 0.0
-        """When the headers, the body, or the reading of the answer began."""
+        """When the headers, the body, the input behind a request, or the reading of the answer began."""
         self._progress_bytes = 0
         self._unread_account = ""
         self._unread_answer_bytes = 0
@@ -175,9 +175,11 @@ class Connection(asyncio.Protocol):
 
     def _keep(self, data: bytes) -> None:
         """Keep input that arrives while a request is being answered."""
-        if self.phase >= LINGERING:
+        if self.phase >= LINGERING or self._intake.refusal is not None:
             return
         listener = self._listener
+        if self.phase == HANDLER and not self._held_bytes:
+            self._since = listener.now
         self._pending += data
         self._leftover = True
         self._hold(self._intake.fed_bytes + len(self._pending))
@@ -410,13 +412,18 @@ class Connection(asyncio.Protocol):
 
     @property
     def holds_input(self) -> bool:
-        """Whether it holds input while it waits for its client: to send the rest of a request, or to read an answer."""
-        return self._held_bytes > 0 and self.phase in (HEADERS, BODY, WRITING)
+        """Whether it holds input: of a request that is not complete, or behind one whose answer is not written."""
+        return self._held_bytes > 0 and self.phase < LINGERING
 
     def turn_out(self) -> None:
-        """Throw the input away, to make room for others."""
+        """Throw the input away, to make room for others. A request that is being answered is answered before that."""
         if self.phase == WRITING:
             self.drop()
+        elif self.phase == HANDLER:
+            self._intake.refusal = Refusal(503, "too many unfinished requests")
+            self._pending.clear()
+            self._intake.drop_body()
+            self._hold(0)
         else:
             self._refuse(Refusal(503, "too many unfinished requests"))
 

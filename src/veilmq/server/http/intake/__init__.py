@@ -151,6 +151,7 @@ class Intake:
     def drop_body(self) -> None:
         """Free what a refused request sent. Nothing is parsed any more."""
         self._body = b""
+        self.fed_bytes = 0
 
     def _feed_slice(self, data: bytes) -> bytes:
         rest = b""
