@@ -22,7 +22,7 @@ from veilmq.client.ordered import LocalFile
 from veilmq.client.queue import Queue
 from veilmq.client.receiver import Receiver
 from veilmq.client.records import locked
-from veilmq.client.worker import Worker
+from veilmq.client.worker import DirectoryGuard, Kind, Options, Worker
 from veilmq.model.errors import ParameterInvalid
 from veilmq.testing.local import LocalServer
 
@@ -189,13 +189,15 @@ def test_a_worker_that_runs_in_the_parent_can_run_in_the_child(veilmq_server: Lo
     worker = Worker(URLS["veil"](veilmq_server), lambda job: None, wait=0)
     worker.start()
 
-    def work() -> bool:
-        if worker.run(messages_max=1).outcomes != {"done": 1}:
-            return False
+    def start() -> bool:
         worker.start()
         worker.stop()
         return worker.join(ALARM_SECONDS / 2)
 
+    def work() -> bool:
+        return worker.run(messages_max=1).outcomes == {"done": 1} and start()
+
+    assert code_of(in_child(start)) == 0
     worker.stop()
     assert worker.join(ALARM_SECONDS)
     with veilmq.connect(URLS["veil"](veilmq_server)) as queue:
@@ -206,22 +208,33 @@ def test_a_worker_that_runs_in_the_parent_can_run_in_the_child(veilmq_server: Lo
     assert code_of(child) == 0
 
 
+def forking(job: object) -> None:
+    """Fork, and let the child leave the handler."""
+    pid = os.fork()
+    if not pid:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(ALARM_SECONDS)
+        raise RuntimeError("in the child")
+    if (code := code_of(pid)) != 1:
+        raise RuntimeError(f"the child ended with {code}")
+
+
+async def forking_coroutine(job: object) -> None:
+    forking(job)
+
+
 @pytest.mark.slow
-def test_sigterm_ends_a_process_that_a_handler_forked(veilmq_server: LocalServer) -> None:
-    """It has its parent's signal handler, which stops a worker that does not run there."""
-    codes: list[int] = []
-
-    def handle(job: object) -> None:
-        child = in_child(lambda: threading.Event().wait(ALARM_SECONDS * 2))
-        os.kill(child, signal.SIGTERM)
-        codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-
-    with veilmq.connect(URLS["veil"](veilmq_server)) as queue:
+@pytest.mark.parametrize("kind", ["threads", "async", "processes"])
+def test_a_child_that_leaves_its_parents_handler_settles_nothing(
+    kind: Kind, veilmq_server: LocalServer, tmp_path: Path
+) -> None:
+    handler = forking_coroutine if kind == "async" else forking
+    with veilmq.connect(URLS["veil"](veilmq_server)) as queue, veilmq_server.connect("dead") as dead:
         queue.send("one")
-        before = signal.getsignal(signal.SIGTERM)
-        Worker(queue, handle, wait=0).run(signals=True, messages_max=1)
-        assert codes == [-signal.SIGTERM]
-        assert signal.getsignal(signal.SIGTERM) == before
+        guard = DirectoryGuard(tmp_path)
+        options = Options(kind=kind, poison_after=1, dead_letter_queue="dead", guard=guard)
+        assert Worker(queue, handler, wait=0, **options).run(messages_max=1).outcomes == {"done": 1}
+        assert (dead.stats().visible, queue.stats().in_flight) == (0, 0)
 
 
 def test_a_receiver_on_a_parents_directory_tells_every_caller_of_the_child_at_once(tmp_path: Path) -> None:

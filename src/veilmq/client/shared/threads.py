@@ -50,7 +50,7 @@ class Unpicklable:
     def __reduce__(self) -> NoReturn:
         """Called by pickle and copy. Raises TypeError."""
         name = type(self).__name__.lstrip("_")
-        raise TypeError(f"cannot pickle or copy a {name}: give the other process the queue's URL, and connect there")
+        raise TypeError(f"{name} cannot be pickled or copied: make another one there")
 
 
 class Closing(Unpicklable, ABC):
@@ -101,6 +101,29 @@ class Anew(OfProcess, ABC):
                 if self._pid != self._this():
                     self._begin()
                     self._pid = self._this()
+
+
+class InOneProcess:
+    """Around code of the user's, which may fork. A child that leaves it ends here, with code 1: it is a copy of what
+    process `pid` runs, and would do all that follows a second time.
+
+    No generator: a child that discards its parent's threads would close it.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if os.getpid() != self._pid and kind is not GeneratorExit:  # a coroutine of the parent's is discarded
+            try:
+                log.error("a process forked by a handler left the handler: end it with os._exit()", exc_info=error)
+            finally:
+                os._exit(1)
 
 
 class Forgetting(Protocol):

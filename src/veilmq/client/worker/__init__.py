@@ -231,25 +231,18 @@ class Worker(Unpicklable, Anew):
 
     @contextmanager
     def _signals_handled(self) -> Iterator[None]:
-        here = self._this()
-
-        def restore(number: int) -> None:
-            # None: a program that embeds Python had set a handler that Python cannot restore.
-            signal.signal(number, before[number] or signal.SIG_DFL)
-
+        # A process that a handler forks keeps these: a terminal or a service manager signals the whole group, and a
+        # handler that waits for its processes may finish in the drain.
         def stop(number: int, frame: FrameType | None) -> None:
-            if self._this() == here:
-                self.stop()
-            else:  # a process that a handler forked: it runs no worker that would end
-                restore(number)
-                signal.raise_signal(number)
+            self.stop()
 
-        before: dict[int, Any] = {number: signal.signal(number, stop) for number in SIGNALS}
+        before = {number: signal.signal(number, stop) for number in SIGNALS}
         try:
             yield
         finally:
-            for number in SIGNALS:
-                restore(number)
+            for number, handler in before.items():
+                # None: a program that embeds Python had set a handler that Python cannot restore.
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 def worker(queue: Queue | str, **options: Unpack[Options]) -> Callable[[Callable[[Any], Any]], Worker]:

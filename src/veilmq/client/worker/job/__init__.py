@@ -20,6 +20,7 @@ import contextvars
 import inspect
 import logging
 import math
+import os
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,7 +36,7 @@ from veilmq.client.errors import ServiceError, TransportError
 from veilmq.client.keeper import Lease
 from veilmq.client.messages import AttributeValue, Received
 from veilmq.client.queue import Capabilities
-from veilmq.client.shared.threads import Entry
+from veilmq.client.shared.threads import Entry, InOneProcess
 from veilmq.client.worker.job.checkpoints import Checkpoints, Saved, encode_state, unwrap, wrap
 from veilmq.model.errors import (
     CapabilityMissing,
@@ -346,7 +347,8 @@ def of_return(jobs: Sequence[JobView], value: Any, batch: bool) -> list[Result]:
 def call(handler: Callable[[Any], Any], jobs: Sequence[JobView], batch: bool) -> list[Result]:
     """Call the handler in this thread. Always returns one result for each job."""
     try:
-        return of_return(jobs, handler(list(jobs) if batch else jobs[0]), batch)
+        with InOneProcess(os.getpid()):
+            return of_return(jobs, handler(list(jobs) if batch else jobs[0]), batch)
     except BaseException as error:  # noqa: BLE001 the handler's edge: even its sys.exit() must not end a worker
         return [of_error(error)] * len(jobs)
 

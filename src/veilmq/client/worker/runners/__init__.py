@@ -9,12 +9,13 @@ Threads: each of N threads takes messages, calls the handler, settles, and takes
 
 import asyncio
 import logging
+import os
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from veilmq.client.shared.threads import DaemonPool
+from veilmq.client.shared.threads import DaemonPool, InOneProcess
 from veilmq.client.worker.job import STOPPED, AsyncJob, Hand, Job, Result, call, of_error, of_return
 from veilmq.client.worker.runners.flow import Flow
 
@@ -35,6 +36,7 @@ class AsyncRunners:
         self._tasks: set[asyncio.Task[None]] = set()
         self._killed = False
         self._closed = False
+        self._pid = os.getpid()
 
     def start(self) -> None:
         """Returns once the handlers can run."""
@@ -107,7 +109,7 @@ class AsyncRunners:
             for hand in hands
         ]
         # A separate task for the handler: cancelling it must not cancel the settling that follows.
-        task = self._loop.create_task(_coroutine(self._handler(list(jobs) if batch else jobs[0])))
+        task = self._loop.create_task(_coroutine(self._pid, self._handler(list(jobs) if batch else jobs[0])))
 
         def stop() -> None:
             # A keeper of the user's outlives the worker and its loop, and may lose what a shutdown left to its lease.
@@ -129,9 +131,10 @@ class AsyncRunners:
             return [of_error(error)] * len(hands)
 
 
-async def _coroutine(awaitable: Awaitable[Any]) -> Any:
+async def _coroutine(pid: int, awaitable: Awaitable[Any]) -> Any:
     try:
-        return await awaitable
+        with InOneProcess(pid):
+            return await awaitable
     except (Exception, asyncio.CancelledError):
         raise
     except BaseException as error:
