@@ -27,6 +27,7 @@ from veilmq.client.adapters.sqs import SqsQueue
 from veilmq.client.errors import ServiceError, TransportError
 from veilmq.client.messages import Template
 from veilmq.client.queue import Queue
+from veilmq.client.receiver import AsyncReceiver
 from veilmq.client.worker import Worker
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid, QueueExists, QueueMissing
 from veilmq.testing.client_contract import for_each
@@ -139,9 +140,9 @@ class TestUrls:
     def test_a_queue_closes_the_account_that_was_opened_for_it(self, tmp_path: Path) -> None:
         queue = connect(f"veil://{tmp_path}/data?queue=jobs&create=1")
         account = queue.account
-        for thing in (queue, account, account.queue("jobs"), Worker(queue, print)):
+        for thing in (queue, account, account.queue("jobs"), Worker(queue, print), AsyncReceiver(queue)):
             for transfer in (pickle.dumps, copy.copy):
-                with pytest.raises(TypeError, match="give the other process the queue's URL"):
+                with pytest.raises(TypeError, match="cannot be pickled or copied: make another one"):
                     transfer(thing)
         queue.close()
         queue.close()

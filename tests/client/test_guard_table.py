@@ -137,6 +137,11 @@ def test_what_is_no_connection_is_refused(tmp_path: Path) -> None:
     with TableGuard(lambda: sqlite3.connect("file:guards?mode=memory&cache=shared", uri=True)) as guard:
         in_thread(lambda: guard.begin("key", CLAIM))
         assert isinstance(guard.begin("key", CLAIM), Busy), "one database of all threads"
+        with contextlib.closing(sqlite3.connect("file:guards?mode=memory&cache=shared", uri=True)) as other:
+            other.execute("DELETE FROM veilmq_guard")  # and holds its lock
+            TableGuard(lambda: sqlite3.connect("file:guards?mode=memory&cache=shared", uri=True)).close()
+    with contextlib.closing(sqlite3.connect(":memory:", check_same_thread=False)) as one:
+        assert TableGuard(lambda: one).begin("key", CLAIM) == Begun(1), "the check did not close it"
 
 
 def test_a_connection_ends_with_its_thread(tmp_path: Path) -> None:

@@ -553,25 +553,37 @@ def test_a_queue_that_is_away_is_a_line_in_the_log(place: Place, caplog: pytest.
     assert record.getMessage() == "outbox: sending failed: no queue orders"
     assert record.exc_info is None
 
-    # Away for six seconds, and still a minute later, then there again, then away three times at once: the log is short.
+    # Away for six seconds, and still a minute later, with an error of another kind, too. Then it is there again.
     caplog.clear()
     clock = MovableClock()
     outages = Outages(logging.getLogger("veilmq.outbox"), "outbox", clock)
-    for pause in (0, 2, 4, EVERY_SECONDS, 3):
+    missing, bug = QueueMissing(queue="orders"), RuntimeError("gone")
+    for pause, error in ((0, missing), (2, missing), (4, missing), (EVERY_SECONDS, missing), (3, bug), (3, bug)):
         clock.advance(pause)
-        outages.failed("sending", RuntimeError("gone") if pause == EVERY_SECONDS else QueueMissing(queue="orders"))
+        outages.failed("sending", error)
     outages.worked("sending")
     outages.worked("sending")
-    for _ in range(3):
-        outages.failed("sending", QueueMissing(queue="orders"))
-        outages.failed("sending", QueueMissing(queue="orders"))
-        outages.worked("sending")
     assert [record.getMessage() for record in caplog.records] == [
         "outbox: sending failed: no queue orders",
-        "outbox: sending failed: gone (4 times so far)",
-        "outbox: sending works again, after 5 failures",
+        "outbox: sending failed: no queue orders (failures since the last line: 3)",
+        "outbox: sending failed: gone",
+        "outbox: sending works again (failures since the last line: 1)",
     ]
-    assert [record.exc_info is not None for record in caplog.records] == [False, True, False]
+    levels = [(record.levelname, record.exc_info is not None) for record in caplog.records]
+    assert levels == [("WARNING", False), ("WARNING", False), ("ERROR", True), ("WARNING", False)]
+
+    # Every second try fails, for two minutes: two lines a minute, and each failure is in a number.
+    caplog.clear()
+    for _ in range(2 * int(EVERY_SECONDS)):
+        clock.advance(1)
+        outages.failed("sending", missing)
+        outages.worked("sending")
+    assert [record.getMessage() for record in caplog.records] == [
+        "outbox: sending failed: no queue orders (failures since the last line: 54)",
+        "outbox: sending works again (failures since the last line: 1)",
+        "outbox: sending failed: no queue orders (failures since the last line: 59)",
+        "outbox: sending works again (failures since the last line: 1)",
+    ]
 
 
 def test_old_rows_are_pruned(place: Place) -> None:

@@ -89,7 +89,7 @@ def test_what_is_given_up_comes_back_when_its_lease_ends(
     assert working.counts.failures == {call: 20}
     assert said.count(f"queue work: {call} failed: {UNREACHABLE}") == 1
     assert len([line for line in said if f"{call} failed" in line]) < 5, "not one line for each try"
-    assert ("queue work: delete works again, after 20 failures" in said) is not fails
+    assert any(line.startswith("queue work: delete works again") for line in said) is not fails
     assert ("HandlerFailed: where it failed:\nTraceback" in caplog.text) is fails
     assert (queue.stats().visible, queue.stats().in_flight) == (0, 0)
 

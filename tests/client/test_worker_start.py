@@ -14,6 +14,7 @@ import veilmq
 from veilmq.client.errors import TransportError
 from veilmq.client.keeper import LeaseKeeper
 from veilmq.client.large import LargeMessageQueue
+from veilmq.client.messages import Received
 from veilmq.client.ordered import LocalFile, OrderedReceiver
 from veilmq.client.unreadable import keep
 from veilmq.client.wrapping import Wrapping
@@ -114,6 +115,26 @@ def test_a_queue_that_is_closed_under_its_worker_ends_it(stage: Stage) -> None:
     assert worker.counts is not None
     assert worker.counts.outcomes == {"unsettled": 1}
     assert worker.counts.failures == {"delete": 1}
+
+
+def test_what_a_poll_brings_after_the_close_of_its_queue_is_released(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody calls `join` for long, perhaps: the error that ends the worker is in the log."""
+    stage.send("a", "b")
+    closing = stage.account.queue("work")
+
+    def lease(message: Received) -> float:
+        closing.close()
+        return 60
+
+    worker = stage.worker(stage.note, closing, concurrency=2, lease=lease)
+    worker.start()
+    with pytest.raises(TransportError, match="queue work is closed"):
+        worker.join(WAIT_S)
+    assert stage.visible() == ["b"]
+    errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert errors == ["queue work: the worker ends: queue work is closed"]
 
 
 def test_a_stop_after_the_end_is_not_for_the_next_start(stage: Stage) -> None:

@@ -31,7 +31,7 @@ from veilmq.client.queue import ById, Queue, identity_of
 from veilmq.client.receiver.exchange import Call, Exchange, Limits, Seat, Wish, joint
 from veilmq.client.shared import checks
 from veilmq.client.shared.outages import Outages
-from veilmq.client.shared.threads import Anew, Closing, forget_in_child
+from veilmq.client.shared.threads import Anew, Closing, Unpicklable, forget_in_child
 from veilmq.model.errors import ParameterInvalid, VeilError, as_fields
 
 __all__ = ["AsyncReceiver", "Receiver"]
@@ -297,7 +297,7 @@ BACKOFF_MAX: Final = 5.0
 _THREADS_MAX: Final = 1_000
 
 
-class _Door:
+class _Door(Unpicklable):
     """The parameters and the close of both receivers."""
 
     def __init__(

@@ -328,15 +328,22 @@ class TableRecords(Closing):
         table at every message."""
         if self._run("SELECT file FROM pragma_database_list WHERE name = 'main'")[0][0]:
             return
-        try:
-            with closing(connect()) as other:
-                other.cursor().execute(f"SELECT 1 FROM {self._table}")
-        except self._error:
-            self.close()
-            reason = (
-                'opens a new, empty database each time, as ":memory:" is one, and each thread connects: name a file'
-            )
-            raise ParameterInvalid(parameter="connect", reason=reason) from None
+        other = connect()
+        if other is self._connections.mine().connection:  # to close it would close ours
+            return
+        place, dot, name = self._table.rpartition(".")
+        with closing(other):
+            cursor = other.cursor()
+            try:
+                # The table itself may be locked, if others share it.
+                cursor.execute(f"SELECT 1 FROM {place}{dot}sqlite_master WHERE name = '{name}' COLLATE NOCASE")
+                if cursor.fetchall():
+                    return
+            except self._error:
+                return
+        self.close()
+        reason = 'opens a new, empty database each time, as ":memory:" is one, and each thread connects: name a file'
+        raise ParameterInvalid(parameter="connect", reason=reason)
 
     def look(self, key: str) -> Seen:
         """See `Records.look`: the row and the clock in one statement."""

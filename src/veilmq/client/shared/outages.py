@@ -1,8 +1,9 @@
 """What is logged of calls that fail again and again: a queue that is away for an hour must not fill the log.
 
-Strategy: of each kind of call, the first failure is logged, and while it lasts one line every `EVERY_SECONDS`, which
-says how many failures there were. The first success after it is logged too. If a call fails and works alternately, that
-is one such pair of lines in `EVERY_SECONDS`.
+Strategy: of each kind of call and error, the first failure is logged, and while it lasts one line every
+`EVERY_SECONDS`. A line has the number of the call's failures since the line before it. The first success after failures
+that were not logged is logged too. If a call fails and works alternately, that is one such pair of lines in
+`EVERY_SECONDS`.
 """
 
 import logging
@@ -23,32 +24,37 @@ class Outages:
         self._what = what
         self._clock = clock
         self._lock = threading.Lock()
-        self._failures: dict[str, int] = {}
-        """By call: how often it failed since its last success."""
-        self._silent_until: dict[str, float] = {}
-        self._logged: set[str] = set()
-        """The calls whose failures since the last success are in the log."""
+        self._unlogged: dict[str, int] = {}
+        """By call: its failures since the last line about it."""
+        self._silent_until: dict[tuple[str, type[BaseException]], float] = {}
+        self._failing: set[str] = set()
+        """The calls whose last line says that they failed."""
 
     def failed(self, call: str, error: BaseException) -> None:
-        """The call failed. An error that is no VeilError is logged with its traceback."""
+        """The call failed. An error that is no VeilError is logged as an error, with its traceback."""
+        kind = (call, type(error))
         with self._lock:
-            failures = self._failures[call] = self._failures.get(call, 0) + 1
+            failures = self._unlogged.get(call, 0) + 1
             now = self._clock.monotonic()
-            if now < self._silent_until.get(call, now):
+            if now < self._silent_until.get(kind, now):
+                self._unlogged[call] = failures
                 return
-            self._silent_until[call] = now + EVERY_SECONDS
-            self._logged.add(call)
-        often = f" ({failures} times so far)" if failures > 1 else ""
+            self._unlogged.pop(call, None)
+            self._silent_until[kind] = now + EVERY_SECONDS
+            self._failing.add(call)
+        often = f" (failures since the last line: {failures})" if failures > 1 else ""
         trace = None if isinstance(error, VeilError) else error
-        self._log.warning("%s: %s failed: %s%s", self._what, call, error, often, exc_info=trace)
+        level = logging.WARNING if trace is None else logging.ERROR
+        self._log.log(level, "%s: %s failed: %s%s", self._what, call, error, often, exc_info=trace)
 
     def worked(self, call: str) -> None:
         """The call succeeded."""
-        if call not in self._failures:  # without the lock: nearly always
+        if call not in self._unlogged:  # without the lock: nearly always
             return
         with self._lock:
-            failures = self._failures.pop(call, 0)
-            logged = call in self._logged
-            self._logged.discard(call)
-        if logged and failures > 1:
-            self._log.warning("%s: %s works again, after %d failures", self._what, call, failures)
+            if call not in self._failing:  # it fails and works alternately, which a line of this minute says already
+                return
+            failures = self._unlogged.pop(call, 0)
+            self._failing.discard(call)
+        if failures:
+            self._log.warning("%s: %s works again (failures since the last line: %d)", self._what, call, failures)

@@ -50,7 +50,9 @@ class Unpicklable:
     def __reduce__(self) -> NoReturn:
         """Called by pickle and copy. Raises TypeError."""
         name = type(self).__name__.lstrip("_")
-        raise TypeError(f"{name} cannot be pickled or copied: make another one there")
+        raise TypeError(
+            f"{name} cannot be pickled or copied: make another one in the other process (a queue from its URL)"
+        )
 
 
 class Closing(Unpicklable, ABC):

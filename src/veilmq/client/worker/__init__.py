@@ -10,6 +10,7 @@ Source: the issues of documents 003 and 004 on processing times; docs/patterns/w
 """
 
 import inspect
+import logging
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -39,7 +40,7 @@ from veilmq.client.worker.metrics import Counts, Meter, PrometheusMeter
 from veilmq.client.worker.options import Backoff, Kind, Options, check_queue, complete
 from veilmq.client.worker.run import Run, RunEvent
 from veilmq.client.worker.runners.processes import reference
-from veilmq.model.errors import ParameterInvalid
+from veilmq.model.errors import ParameterInvalid, VeilError
 
 __all__ = [
     "AsyncJob",
@@ -73,6 +74,8 @@ __all__ = [
 ]
 
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+log = logging.getLogger("veilmq.worker")
 
 
 class Worker(Unpicklable, Anew):
@@ -224,8 +227,10 @@ class Worker(Unpicklable, Anew):
     def _run_aside(self) -> None:
         try:
             self._work(signals=False, until_empty=False, messages_max=None)
-        except BaseException as error:  # noqa: BLE001 raised again by join
+        except BaseException as error:  # raised again by join, which perhaps nobody calls
             self._error = error
+            what = "a worker" if self._run is None else f"queue {self._run.name}: the worker"
+            log.error("%s ends: %s", what, error, exc_info=None if isinstance(error, VeilError) else error)
         finally:
             self._runs_in = None
 

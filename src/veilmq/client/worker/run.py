@@ -181,7 +181,7 @@ class Intake:
         blocked: set[str] = set()
         for message in came:
             lane = lane_of(self._queue, message)
-            if self._stop.is_set():
+            if self._stop.is_set() or self._closed() is not None:
                 self._return(message)
             elif lane in blocked:
                 behind.append(message)
@@ -213,6 +213,7 @@ class Intake:
             self._settling.report("extend", error)
             self._counts.ended("unsettled")
             return None
+        self._settling.worked("extend")
         hand = Hand(
             self._queue.name,
             message,
@@ -252,9 +253,12 @@ class Intake:
 
     def _return(self, message: Received) -> None:
         try:
-            self._queue.release(message.handle)
+            # Closed meanwhile: the poll may go through another object of the queue, which is still open.
+            (self._poll if is_closed(self._queue) else self._queue).release(message.handle)
         except VeilError as error:
             self._settling.report("release", error)
+        else:
+            self._settling.worked("release")
         self._counts.ended("stopped")
 
 
@@ -329,7 +333,7 @@ class Run:
     ) -> None:
         able = queue.capabilities
         check_queue(options, queue)
-        self._name = queue.name
+        self.name = queue.name
         self._options = options
         self._clock = clock
         self._inbox = inbox
@@ -362,14 +366,14 @@ class Run:
         """Work until stopped. Raises the error that ended the run, if there was one."""
         try:
             self.runners.start()
-            log.info("queue %s: working", self._name)
+            log.info("queue %s: working", self.name)
             self._intake.start()
             event = self._next_event()
         except BaseException:
             self._drain(0)
             raise
         hurried = self._drain(self._options["drain"])
-        log.info("queue %s: %s: %s", self._name, "stopped at once" if hurried else "stopped", self.counts.outcomes)
+        log.info("queue %s: %s: %s", self.name, "stopped at once" if hurried else "stopped", self.counts.outcomes)
         if isinstance(event, BaseException):
             raise event
 
@@ -395,7 +399,7 @@ class Run:
         end = self._clock.monotonic() + seconds
         hurried = self._wait_free(end)
         if self.ready.in_hand:
-            log.warning("queue %s: %d messages are still in their handlers", self._name, self.ready.in_hand)
+            log.warning("queue %s: %d messages are still in their handlers", self.name, self.ready.in_hand)
             self._flow.cancel_running(Cause.SHUTDOWN)
             if not hurried:
                 hurried = self._wait_free(self._clock.monotonic() + GRACE)
@@ -405,7 +409,7 @@ class Run:
         threads[0].join(min(max(GRACE, end - self._clock.monotonic()), threading.TIMEOUT_MAX))
         self._settling.give_up()
         if not self._intake.join(GRACE if self._own_poll or hurried else self._intake.wait + _POLL_SLACK):
-            log.warning("queue %s: a poll is still open; what it brings comes back by itself", self._name)
+            log.warning("queue %s: a poll is still open; what it brings comes back by itself", self.name)
         if self._own_poll:
             self._poll.close()
         self.runners.close()

@@ -120,7 +120,7 @@ class Settling:
         if not isinstance(error, VeilError):
             log.error("queue %s: %s failed", self._queue.name, call, exc_info=error)
             return
-        if isinstance(error, _OF_THIS_CALL):
+        if isinstance(error, _OF_THIS_CALL) and not isinstance(error, QueueMissing):
             log.warning("queue %s: %s failed: %s", self._queue.name, call, error)
         else:
             self._outages.failed(call, error)
