@@ -459,6 +459,39 @@ def test_a_group_waits_for_its_message_that_cannot_be_held(embedded: EmbeddedCli
     assert queue.released == ["c", "b"], "one that is given back may be received at once"
 
 
+class CutTwice(Wrapping):
+    """The first two extensions and the first two releases fail."""
+
+    extends = releases = 2
+
+    def release(self, handle: str, delay: float = 0, *, failure: Failure | None = None) -> None:
+        self.releases -= 1
+        if self.releases >= 0:
+            raise UNREACHABLE
+        self.inner.release(handle, delay, failure=failure)
+
+    def extend(self, handle: str, lease: float, *, body: str | None = None) -> str:
+        self.extends -= 1
+        if self.extends >= 0:
+            raise UNREACHABLE
+        return self.inner.extend(handle, lease, body=body)
+
+
+def test_calls_before_the_handler_that_work_again_are_in_the_log(
+    embedded: EmbeddedClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    embedded.account.create("work.fifo", Template(fifo=True, content_deduplication=True))
+    queue = CutTwice(embedded.account.queue("work.fifo"))
+    groups = {"a": "g", "b": "h", "c": "g", "d": "g", "e": "g", "f": "i"}
+    queue.send_batch([Message(body, group=group) for body, group in groups.items()])
+    options: dict[str, Any] = {"keeper": False, "lease": lambda _: HOUR, "prefetch": 6}
+    with worker(embedded, queue, lambda job: None, **options) as working:
+        eventually(lambda: working.counts and working.counts.outcomes == {"unsettled": 2, "stopped": 3, "done": 1})
+    again = "queue work.fifo: {} works again (failures since the last line: 1)"
+    said = [record.getMessage() for record in caplog.records]
+    assert {again.format("extend"), again.format("release")} <= set(said)
+
+
 def test_a_routed_queue_with_a_name_of_its_own_is_worked_off(stage: Stage) -> None:
     routed = RoutedQueue({"film": stage.make("films")}, stage.queue, name="all jobs")
     routed.send_batch(["a", Message("b", type="film")])

@@ -200,7 +200,7 @@ def test_a_server_that_goes_and_comes_back(server: ServerProcess) -> None:
     assert len(errors) < 60
 
 
-def test_a_queue_that_is_deleted_is_reported(account: Account) -> None:
+def test_a_queue_that_is_deleted_is_reported(account: Account, caplog: pytest.LogCaptureFixture) -> None:
     queue = queue_of(account)
     errors: list[Exception] = []
     worker = Worker(queue, lambda job: None, wait=1, give_up_after=0.5, on_error=errors.append)
@@ -209,7 +209,8 @@ def test_a_queue_that_is_deleted_is_reported(account: Account) -> None:
     account.delete("work")
     with pytest.raises(QueueMissing):
         worker.join(WAIT_S)
-    assert errors
+    assert len(errors) > 1
+    assert len([each for each in caplog.records if "receive failed" in each.getMessage()]) == 1, "not one for each try"
 
 
 def test_an_open_poll_is_ended_and_what_it_brings_is_not_kept(account: Account) -> None:
