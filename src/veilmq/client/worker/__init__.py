@@ -74,7 +74,6 @@ __all__ = [
 ]
 
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
-
 log = logging.getLogger("veilmq.worker")
 
 
@@ -236,8 +235,7 @@ class Worker(Unpicklable, Anew):
 
     @contextmanager
     def _signals_handled(self) -> Iterator[None]:
-        # A process that a handler forks keeps these: a terminal or a service manager signals the whole group, and a
-        # handler that waits for its processes may finish in the drain.
+        # A process that a handler forks keeps these: a signal to the whole group must not end it before the drain.
         def stop(number: int, frame: FrameType | None) -> None:
             self.stop()
 
