@@ -235,7 +235,7 @@ class Worker(Unpicklable, Anew):
 
     @contextmanager
     def _signals_handled(self) -> Iterator[None]:
-        # A process that a handler forks keeps these: a signal to the whole group must not end it before the drain.
+        # A process that a handler forks keeps these: a signal to the whole group must not end it in the drain.
         def stop(number: int, frame: FrameType | None) -> None:
             self.stop()
 
