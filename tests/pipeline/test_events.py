@@ -410,7 +410,12 @@ class TestBadInput:
         ("answer", "kind", "said"),
         [
             ("401 X\r\n\r\n", TokenRefused, "refuses: 401. Give its token"),
-            ('403 X\r\n\r\n{"message": "not granted"}', SourceRefused, "refuses: not granted. Grant it to the key, or"),
+            (
+                '403 X\r\n\r\n{"error": "not_granted", "message": "it lacks events"}',
+                SourceRefused,
+                "refuses: it lacks events. Grant it to the key, or",
+            ),
+            ('403 X\r\n\r\n{"error": "not_loopback", "message": "use localhost"}', SourceRefused, "use localhost.$"),
             ('406 X\r\n\r\n{"message": "x"}', SourceRefused, "cannot write Arrow"),
             ('503 X\r\n\r\n{"message": "it stops"}', SourceRefused, "answers 503: it stops."),
             ("406 X\r\n\r\nhtml", SourceUnreachable, "is no VeilMQ admin port: it answers 406"),

@@ -266,8 +266,9 @@ class ServerHistory:
         if status == 401:
             return TokenRefused(f"{self.url} refuses: {message or status}.", TOKEN_MEND)
         if status == 403:
+            is_grant = _text_of(body, "error") == "not_granted"
             mend = "Grant it to the key, or give the server's own token (option token, or --token-file)."
-            return SourceRefused(f"{self.url} refuses: {message or status}.", mend)
+            return SourceRefused(f"{self.url} refuses: {message or status}.", mend if is_grant else "")
         if message is None:
             return SourceUnreachable(f"{self.url} is no VeilMQ admin port: it answers {status}.", "Is the URL right?")
         if status == 410:
@@ -283,12 +284,16 @@ class ServerHistory:
 
 def message_of(body: bytes) -> str | None:
     """The message in an answer of the admin port; None if something else answered."""
+    return _text_of(body, "message")
+
+
+def _text_of(body: bytes, name: str) -> str | None:
     try:
         answer = json.loads(body)
     except (ValueError, RecursionError):
         return None
-    message = answer.get("message") if isinstance(answer, dict) else None
-    return message if isinstance(message, str) else None
+    found = answer.get(name) if isinstance(answer, dict) else None
+    return found if isinstance(found, str) else None
 
 
 class _Closing:
