@@ -9,12 +9,14 @@ from tests.pipeline.histories_stage import frame
 from tests.support.histories import Law, Workload, bimodal, history, lognormal, pareto
 
 from veilmq.client.timeouts import Costs
-from veilmq.pipeline.estimates import Curve, sample_of
-from veilmq.pipeline.estimates.buckets import BOUNDS, CRASHED, DONE, SCHEMA, WATCHED, bucket_of, histogram
-from veilmq.pipeline.estimates.prices import schedule_price, timeout_price
+from veilmq.pipeline.estimates import Curve, Sample, sample_of
+from veilmq.pipeline.estimates.buckets import BOUNDS, CRASHED, DONE, SCHEMA, STEP, WATCHED, bucket_of, histogram
+from veilmq.pipeline.estimates.prices import schedule_price, steady, timeout_price
+from veilmq.pipeline.estimates.tails import tail_of
 from veilmq.pipeline.jobs.attempts import attempts
+from veilmq.pipeline.jobs.split import _split
 from veilmq.pipeline.jobs.survival import _quantiles, quantiles
-from veilmq.pipeline.jobs.timeouts import best_timeout, crash_rate, other_timeouts, plan, rated, recommend
+from veilmq.pipeline.jobs.timeouts import _curve, best_timeout, crash_rate, other_timeouts, plan, rated, recommend
 from veilmq.testing.for_each import for_each
 
 BELIEVED = Costs(crashes_per_second=1 / 1_000)
@@ -117,6 +119,11 @@ def test_the_end_of_a_small_sample_does_not_refute_its_law() -> None:
     assert sum(fits) >= DRAWS - 1
     refuted = Curve(sample_of(cells(bimodal(2, 60, 0.2), 1e-9, 1_000, 600.0, None, random)))
     assert refuted.law is None
+    finished = np.zeros(len(BOUNDS))
+    finished[[250, 280, 300]] = 400, 10, 9
+    ended = Curve(Sample(finished, np.zeros(len(BOUNDS)), 0.0, 1e4))
+    assert ended.law is None
+    assert list(ended.continued()) == list(ended.alive), "all was done, and a Pareto law is contradicted"
 
 
 def weibull(scale: float, power: float) -> Law:
@@ -169,6 +176,34 @@ def test_a_law_that_only_fits_the_body_is_contradicted_by_its_tail() -> None:
     assert sum(curve.law is not None for curve in curves) <= 1
 
 
+@for_each(
+    ("law", "number", "agrees"),
+    [
+        (pareto(5, 1.5), 5_000, True),
+        (pareto(5, 1.5), 1_000_000, True),
+        (uniform(10, 60), 5_000, False),
+        (uniform(10, 40), 5_000, False),
+        (bimodal(2, 60, 0.2), 5_000, False),
+    ],
+)
+def test_a_tail_cut_off_at_one_age_needs_messages_that_are_spread_out(law: Law, number: int, agrees: bool) -> None:
+    """The last hundred before 30 s all took about 30 s, and tell no law from another."""
+    random = np.random.default_rng(37)
+    for _ in range(DRAWS // 2):
+        takes = law.draw(random, np.zeros(number))
+        finished = np.bincount(bucket_of(takes[takes <= 30]), minlength=len(BOUNDS)).astype(float)
+        censored = np.zeros(len(BOUNDS))
+        censored[bucket_of(30.0)] = np.sum(takes > 30)
+        tail = tail_of(finished, censored)
+        assert tail.agrees is agrees
+        if agrees:
+            assert tail.fall(finished, censored) == pytest.approx(1.5 * STEP, rel=0.15)
+            # Crashes are placed up to the lease's end; that nothing finishes among them says nothing.
+            censored[bucket_of(40.0)] = number / 2_000
+            curve = Curve(Sample(finished, censored, 0.0, 1e4))
+            assert curve.continued()[bucket_of(60.0)] == pytest.approx(law.survival(60.0), rel=0.2)
+
+
 PRICED: dict[str, tuple[Law, int, float, float]] = {
     "Pareto": (pareto(5, 1.5), 5_000, 1 / 2_000, 0.1),
     "Pareto, crashes are rare": (pareto(5, 1.2), 2_000, 1 / 20_000, 0.3),
@@ -186,7 +221,8 @@ def test_the_cost_of_a_lease_is_what_it_costs(work: str) -> None:
     law, number, rate, error = PRICED[work]
     alive, true = np.asarray(law.survival(BOUNDS), float), Costs(crashes_per_second=rate)
     random = np.random.default_rng(29)
-    ratios, inside = [], 0
+    today = float(schedule_price(alive, rate, steady(30.0, 10.0), true).cost(true))
+    ratios, todays, plains, shown, inside = [], [], [], [], 0
     for _ in range(2 * DRAWS):
         rows = cells(law, rate, number, 30.0, 20.0, random)
         row, curve = recommend(rows, None), Curve(sample_of(rows))
@@ -194,8 +230,62 @@ def test_the_cost_of_a_lease_is_what_it_costs(work: str) -> None:
         cost = float(schedule_price(alive, rate, schedule, true).cost(true))
         ratios.append(row["cost"] / cost)
         inside += row["cost_low"] <= cost <= row["cost_high"]
-    assert np.median(ratios) == pytest.approx(1, rel=error)
+        todays.append(row["today_cost"] / today)
+        assert row["today_recovery_s"] <= row["today_lease_s"]
+        if row["timeout_s"] is not None:
+            plain = timeout_price(alive, rate, np.array([row["timeout_s"]])).cost(true)[0]
+            plains.append(row["timeout_cost"] / plain)
+            points = _curve(rows, None)
+            points = points[points["timeout_s"] >= 0.8 * row["timeout_s"]]
+            true_costs = timeout_price(alive, rate, points["timeout_s"]).cost(true)
+            shown.append(np.median(points["cost"] / true_costs))
+    for found in (ratios, todays, plains, shown):
+        assert np.median(found) == pytest.approx(1, rel=error)
     assert inside >= 21, "of 24, by an interval for 95 of 100"
+
+
+def test_extensions_of_work_that_goes_on_for_hours_are_paid_once() -> None:
+    """A price looks at 300 ages; what follows was charged until the worker crashes, which it hardly ever does here."""
+    law, rate, costs = pareto(5, 1.2), 1 / 200_000, Costs(crashes_per_second=1 / 200_000)
+    alive = np.asarray(law.survival(BOUNDS), float)
+    price = schedule_price(alive, rate, steady(30.0, 10.0), costs)
+    at = np.arange(0.0, BOUNDS[-1], 0.5) + 0.25
+    there = np.asarray(law.survival(at), float) * np.exp(-rate * at)
+    looks = np.arange(20.0, BOUNDS[-1], 20.0)
+    assert price.extensions == pytest.approx(np.sum(law.survival(looks) * np.exp(-rate * looks)), rel=0.03)
+    assert price.recovery_s == pytest.approx(rate * 0.5 * np.sum(there * (30.0 - at % 20.0)), rel=0.03)
+
+
+def test_a_crash_waits_no_longer_than_its_lease() -> None:
+    """Work that goes on beyond the reach may end in a crash as other work does."""
+    rows = cells(pareto(5, 1.5), 1 / 2_000, 400, 43_200.0, None, np.random.default_rng(3))
+    assert recommend(rows, None)["today_recovery_s"] <= 43_200
+    points = _curve(rows, None)
+    assert (points["recovery_s"] <= points["timeout_s"]).all()
+
+
+@pytest.mark.slow
+def test_the_gain_of_a_split_is_what_it_gains() -> None:
+    """Of two types with a heavy tail."""
+    rate, random = 1 / 2_000, np.random.default_rng(31)
+    laws, true = {"short": pareto(2, 1.5), "long": pareto(40, 1.5)}, Costs(crashes_per_second=1 / 2_000)
+    alive = {name: np.asarray(law.survival(BOUNDS), float) for name, law in laws.items()}
+    ratios, inside = [], 0
+    for _ in range(DRAWS):
+        every = [cells(law, rate, 2_500, 20_000.0, None, random).assign(type=name) for name, law in laws.items()]
+        rows = _split(pd.concat(every), None)
+        assert [row["types"] for row in rows] == [["short"], ["long"]]
+        at = [np.array([row["timeout_s"], row["together_timeout_s"]]) for row in rows]
+        own, together = sum(
+            timeout_price(curve, rate, each).cost(true) for curve, each in zip(alive.values(), at, strict=True)
+        )
+        ratios.append((rows[0]["split_cost"] / (own / 2), rows[0]["together_cost"] / (together / 2)))
+        inside += rows[0]["gain_low"] <= 1 - own / together <= rows[0]["gain_high"]
+        for row in rows:
+            assert row["recovery_s"] <= row["timeout_s"]
+            assert row["together_recovery_s"] <= row["together_timeout_s"]
+    assert np.median(ratios, axis=0) == pytest.approx(1, rel=0.1)
+    assert inside >= DRAWS - 2, "by an interval for 95 of 100"
 
 
 def covered(law: Law, share: float, found: list[tuple[float, float | None]]) -> int:

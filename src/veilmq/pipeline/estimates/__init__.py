@@ -36,6 +36,8 @@ from veilmq.pipeline.estimates.tails import Tail, tail_of
 
 AT_RISK_MIN: Final = 10.0
 """A point of the curve needs at least this many attempts under way."""
+_FEW: Final = 0.1
+"""And no fewer than this share of those under way when the last one finished."""
 _AT_RISK_GOOD: Final = 200.0
 """With fewer attempts under way, a law that fits is better than the curve."""
 FINISHED_MIN: Final = 30.0
@@ -400,9 +402,10 @@ class Curve:
         return curves, np.tile(crashes, len(curves) // RESAMPLES)
 
     @property
-    def chosen_continued(self) -> Any:
-        """The curves of `chosen`, continued so."""
-        return self.chosen[0] if self._tail is None else self.resampled_continued[0][:RESAMPLES]
+    def chosen_continued(self) -> tuple[Any, Any]:
+        """The curves of `chosen`, continued so, and as many crashes."""
+        curves, crashes = self.resampled_continued
+        return (self.chosen[0] if self._tail is None else curves[:RESAMPLES]), crashes[:RESAMPLES]
 
     @cached_property
     def _tail(self) -> Tail | None:
@@ -415,9 +418,13 @@ class Curve:
         return tail if tail.agrees or not is_down else None
 
     def _falling(self, alive: Any, finished: Any, censored: Any, otherwise: Any) -> Any:
-        """Curves that follow the tail from where few attempts are under way; `otherwise` where there is none."""
-        rests = np.flatnonzero(self.at_risk[:LAST] >= AT_RISK_MIN)
-        if self._tail is None or not len(rests):
+        """Curves that follow the tail from where few attempts are under way; `otherwise` where there is none. Few are
+        also crashes that may have happened after an age at which all other work was cut off."""
+        if self._tail is None:
+            return otherwise
+        under_way = float(self.at_risk[np.flatnonzero(self.done)[-1]])
+        rests = np.flatnonzero(self.at_risk[:LAST] >= max(AT_RISK_MIN, _FEW * under_way))
+        if not len(rests):
             return otherwise
         place = int(rests[-1])
         fall = np.exp(-self._tail.fall(finished, censored)[..., None] * np.arange(LAST + 1 - place))

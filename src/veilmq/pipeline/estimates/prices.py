@@ -17,7 +17,7 @@ _ENDS_MAX: Final = 200
 _ENDS_AT_ONCE: Final = 25
 """A numpy call costs as much for one as for some hundreds."""
 _LOOKS_MAX: Final = 300
-"""After this many, an attempt is assumed to go on at the same pace until it crashes."""
+"""After this many, an attempt is extended at the same pace; how often follows from the area under the curve."""
 _ALIVE_MIN: Final = 1e-7
 _WIDTHS: Final = np.diff(BOUNDS, prepend=0.0)
 _BEFORE: Final = np.concatenate([[0.0], BOUNDS[:-1]])
@@ -101,12 +101,16 @@ def schedule_price(alive: Any, rate: Any, schedule: Schedule, costs: Costs) -> P
     recovery = rates * (ends * np.diff(area, axis=-1) - np.diff(moment, axis=-1))
     there = at_bounds(alive, at[1:]) * np.exp(-rates * at[1:])
     step, lease = at[-1] - at[-2], leases[-1]
-    rate = np.maximum(np.asarray(rate, float), 1e-9)
+    left = areas[..., -1] - area[..., -1]
+    endless = alive[..., -1] * np.exp(-rates[..., 0] * max(BOUNDS[-1], at[-1]))
     with np.errstate(over="ignore"):
         # With crashes that frequent nobody lives to extend again; avoids zero times infinity.
-        extensions = there.sum(-1) + there[..., -1] / np.expm1(rate * step)
+        again = endless / np.expm1(np.maximum(rates[..., 0], 1e-9) * step)
+    # What is left after the last look at the middle of its step, as a sum of such steps has half a step less.
+    extensions = there.sum(-1) + np.maximum(left / step - there[..., -1] / 2, 0.0) + again
     too_late = costs.late_share * np.exp(-schedule.margin / costs.late_mean)
-    return Price(recovery.sum(-1) + there[..., -1] * (lease - step / 2), extensions * too_late, extensions)
+    crashed = rates[..., 0] * left + endless
+    return Price(recovery.sum(-1) + crashed * (lease - step / 2), extensions * too_late, extensions)
 
 
 def steady(lease: float, margin: float) -> Schedule:

@@ -77,16 +77,19 @@ def _split(rows: Any, given: "Costs | None") -> list[dict[str, Any]]:
     parts = [Curve(_together([each.sample for each in curves[low:high]])) for low, high in cuts]
     timeout = _best(whole, costs, parts)
     together = sum(float(_price(each, timeout, costs).cost(costs)) * each.attempts for each in parts)
-    rates = crash_rate(whole.chosen[1], whole.sample.exposure_s, (given or Costs()).crashes_per_second)
+    believed = (given or Costs()).crashes_per_second
+    rates, priced = (
+        crash_rate(crashes, whole.sample.exposure_s, believed) for _, crashes in (whole.chosen, whole.chosen_continued)
+    )
     first = rows.iloc[0]
     result: list[dict[str, Any]] = []
     others: list[Any] = []
     for part, ((low, high), curve) in enumerate(zip(cuts, parts, strict=True)):
         own = _best(curve, costs)
-        crash = crash_share(curve.ended(), costs.crashes_per_second)
+        crash = crash_share(curve.continued(), costs.crashes_per_second)
         price, median = _price(curve, own, costs), curve.quantile(0.5)
         shortest_s, longest_s = other_timeouts(curve.chosen[0], rates, costs, own, longest(curve))
-        others.append(curve.attempts * _costs(curve.chosen_continued, rates, costs, own, timeout))
+        others.append(curve.attempts * _costs(curve.chosen_continued[0], priced, costs, own, timeout))
         result.append(
             {name: first[name] for name in ("account", "region", "queue")}
             | {

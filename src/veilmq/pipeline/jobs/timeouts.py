@@ -220,17 +220,15 @@ def _today(rows: Any, curve: "Curve", costs: "Costs") -> dict[str, Any]:
         share = min(float(usual.renewed_share.sum()) / renewals, 0.99)
         price = schedule_price(alive, rate, steady(lease, lease * (1 - share)), costs)
         cost, twice, waits = float(price.cost(costs)), float(price.duplicates), float(price.recovery_s)
-        crash = crash_share(alive, rate)
     else:
         price = timeout_price(alive, rate, np.array([lease]))
         cost, twice, waits = float(price.cost(costs)[0]), float(price.duplicates[0]), float(price.recovery_s[0])
-        crash = crash_share(curve.ended(), rate)
     return {
         "today_lease_s": lease,
         "today_renewed": renewals > 0,
         "today_cost": cost,
         "today_redelivered": twice,
-        "today_recovery_s": waits / crash,
+        "today_recovery_s": waits / crash_share(alive, rate),
     }
 
 
@@ -355,11 +353,14 @@ def _kept(curve: "Curve", resampled: tuple[Any, Any], priced: tuple[Any, Any], c
 
 
 def crash_share(alive: Any, rate: float) -> float:
-    """The share of attempts that end in a crash (the curve's own end counts as one)."""
+    """The share of attempts that end in a crash (who is at work at the curve's end does, too)."""
+    import numpy as np
+
+    from veilmq.pipeline.estimates.buckets import BOUNDS
     from veilmq.pipeline.estimates.prices import areas_of
 
     areas, _ = areas_of(alive, rate)
-    return max(rate * float(areas[-1]), 1e-12)
+    return max(rate * float(areas[-1]) + float(alive[-1] * np.exp(-rate * BOUNDS[-1])), 1e-12)
 
 
 def _other_firsts(curves: Any, rates: Any, costs: "Costs", schedule: "Schedule") -> tuple[float, float]:
@@ -404,7 +405,8 @@ def _curve(rows: Any, given: "Costs | None") -> Any:
     place = np.arange(0, len(BOUNDS), FINE // 2)
     place = place[(BOUNDS[place] >= TIMEOUT_SHORTEST_S) & (BOUNDS[place] <= max(last, 2 * TIMEOUT_SHORTEST_S))]
     at = BOUNDS[place]
-    price = timeout_price(curve.continued(), costs.crashes_per_second, at)
+    continued = curve.continued()
+    price = timeout_price(continued, costs.crashes_per_second, at)
     low, high = (each[place] for each in curve.between)
     return pd.DataFrame(
         names_of(rows)
@@ -413,7 +415,7 @@ def _curve(rows: Any, given: "Costs | None") -> Any:
             "redelivered": alive[place],
             "low": np.where(at <= curve.reach_s, np.minimum(low, alive[place]), 0.0),
             "high": np.maximum(high, alive[place]),
-            "recovery_s": price.recovery_s / crash_share(curve.ended(), costs.crashes_per_second),
+            "recovery_s": price.recovery_s / crash_share(continued, costs.crashes_per_second),
             "cost": price.cost(costs),
             "within_reach": at <= curve.reach_s,
         }
