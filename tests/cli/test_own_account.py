@@ -80,7 +80,7 @@ def test_of_none_that_the_file_has(serve: Serve, veilmq: Command, tmp_path: Path
     assert veilmq("queues", "create", "orders", *gone).returncode == 0
     credentials(tmp_path, ONE)
     server.send_signal(signal.SIGHUP)
-    server.wait_for("read 1 accounts")
+    server.wait_for("read 1 account ")
     refused = veilmq("queues", "create", "more", *gone)
     assert refused.returncode == Exit.USAGE
     assert f"account: the credentials file has no account {OTHER}, so no key could reach the queue" in refused.stderr

@@ -193,7 +193,7 @@ def test_a_follower_that_does_not_follow_says_so(servers: Servers, tmp_path: Pat
 
 
 STORY_OF_A_KILL = (
-    r"INFO    veilmq.peer: lost the owner at 127.0.0.1:\d+: the connection was closed",
+    r"INFO    veilmq.peer: lost the owner at 127.0.0.1:\d+: (the connection was closed|.*Connection reset by peer)",
     r"WARNING veilmq.peer: cannot reach the owner at 127.0.0.1:\d+: ",
     r"WARNING veilmq.cluster: the owner, one, is silent: this server may take over in 0.\d s",
     r"WARNING veilmq.cluster: took over in epoch 2: the lease of one has ended, which gave no sign of life for \d+\.\d",
