@@ -82,9 +82,9 @@ class Connection(HttpToolsProtocol):
         self._head_begun = False
         self._went_on = False
         self._framing = b""
-        """The header that says how long the body is, of a request that asks for another protocol."""
+        """The headers that say how long the body is, of a request that asks for another protocol."""
         self._replaying = False
-        """Whether a new parser only learns that header."""
+        """Whether a new parser is only given those headers."""
         self._idle_bytes = 0
         """Bytes since a head began or ended, or a part of a body came."""
         self._deadline: asyncio.TimerHandle | None = None
