@@ -4,6 +4,7 @@ Tests that use the session stay on one worker (tests/house/test_one_worker.py). 
 their own are a second group, `spark-processes`: as one group they kept one worker busy for nearly a whole `make test`.
 """
 
+import logging
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,10 +71,19 @@ def spark(tmp_path_factory: pytest.TempPathFactory, s3: Store) -> Iterator[Any]:
     }
     with told(s3.environment):
         started = session("local[2]", settings=settings)
+    _keep_formats()
     try:
         yield started
     finally:
         started.stop()
+
+
+def _keep_formats() -> None:
+    """pytest adds its handler to every logger that does not propagate. PySpark's loggers turn a handler that is added
+    to them to JSON, and with it the log lines of every later test."""
+    from pyspark.logger import PySparkLogger
+
+    PySparkLogger.addHandler = logging.Logger.addHandler  # type: ignore[assignment, method-assign]
 
 
 @pytest.fixture
