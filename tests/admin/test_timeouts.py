@@ -15,8 +15,8 @@ from tests.support.sqlite import SqliteFactory
 
 from veilmq import testing
 from veilmq.admin import timeouts
-from veilmq.admin.timeouts import Granted, kept, read
-from veilmq.admin.timeouts.kept import COSTLY_EVENTS, KEPT_MAX, KEPT_US, _is_too_short
+from veilmq.admin.timeouts import Granted, cache, read
+from veilmq.admin.timeouts.cache import COSTLY_EVENTS, KEPT_MAX, KEPT_US, _is_too_short
 from veilmq.estimate import Ended, Estimate
 from veilmq.model.commands import AfterExpiry, Delete, LeaseSource, StartJob, Undeliver
 from veilmq.model.instant import DAY_US, HOUR_US, MINUTE_US, SECOND_US
@@ -375,11 +375,11 @@ def test_an_answer_that_was_costly_is_given_for_a_minute(http: httpx.Client) -> 
 
 def test_answers_and_verdicts_that_are_kept_are_bounded(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest goes: it is made anew when somebody asks."""
-    monkeypatch.setattr(kept, "COSTLY_EVENTS", 0)
-    monkeypatch.setattr(kept, "VERDICTS_MAX", KEPT_MAX + 2)
+    monkeypatch.setattr(cache, "COSTLY_EVENTS", 0)
+    monkeypatch.setattr(cache, "VERDICTS_MAX", KEPT_MAX + 2)
     for number in range(KEPT_MAX + 3):
         stage.create(f"other-{number}")
-    known, queues = kept.Timeouts(stage.store.reader), list(stage.store.reader.queues.values())
+    known, queues = cache.Timeouts(stage.store.reader), list(stage.store.reader.queues.values())
     with stage.store.reader.look() as view:
         for queue in queues:
             known.page(view, queue, stage.now)

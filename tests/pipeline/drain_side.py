@@ -23,7 +23,7 @@ from veilmq.client.clock import SYSTEM
 from veilmq.client.queue import Queue
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import VeilError
-from veilmq.pipeline.drain.batches.many import opened, total
+from veilmq.pipeline.drain.batches.queues import opened, total
 from veilmq.pipeline.drain.driver import Driver
 from veilmq.pipeline.drain.manifests import Offset
 from veilmq.pipeline.drain.source import DrainReader, QueueSource

@@ -14,7 +14,7 @@ from veilmq.client.adapters.connect import connect_account
 from veilmq.client.messages import Received, Template
 from veilmq.pipeline.drain import DirectoryForeign, drain
 from veilmq.pipeline.drain.batches import loaded
-from veilmq.pipeline.drain.batches.many import joined, parted, shares
+from veilmq.pipeline.drain.batches.queues import joined, parted, shares
 from veilmq.pipeline.drain.driver import Driver
 from veilmq.pipeline.drain.manifests import Directory, open_manifest, table_of
 from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable

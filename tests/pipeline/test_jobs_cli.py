@@ -27,7 +27,7 @@ from veilmq.client.adapters.connect import connect
 from veilmq.pipeline.errors import OptionInvalid, PipelineError, SourceRefused, SourceUnreachable, TokenRefused
 from veilmq.pipeline.events.export import export
 from veilmq.pipeline.events.reading import ParquetHistory
-from veilmq.pipeline.jobs import helped, split, survival, timeouts
+from veilmq.pipeline.jobs import plan_changes, split, survival, timeouts
 from veilmq.pipeline.whatif import SCHEMA as WHATIF
 from veilmq.testing.for_each import for_each
 from veilmq.testing.local import VEILMQ, ServerProcess, port_kept
@@ -87,7 +87,7 @@ ESTIMATES = {
     "timeouts": (timeouts.SCHEMA, "attempts", ["timeout", "timeout cost", "first lease", "renew after", "cost"]),
     "split": (split.SCHEMA, "attempts", ["median", "timeout", "gain"]),
     "whatif": (WHATIF, "messages", ["duplicates", "recovery", "wait", "wait p95", "cost", "cost change"]),
-    "helped": (helped.SCHEMA, "messages after", ["change"]),
+    "helped": (plan_changes.SCHEMA, "messages after", ["change"]),
 }
 """What prints estimates: its columns, the number that they rest on, and what must have an interval."""
 

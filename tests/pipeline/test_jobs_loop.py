@@ -23,7 +23,7 @@ from veilmq.pipeline.events import export
 from veilmq.pipeline.events.export import ExportTaken
 from veilmq.pipeline.events.reading import ParquetHistory
 from veilmq.pipeline.jobs.attempts import attempts
-from veilmq.pipeline.jobs.helped import changes, helped, hours, reason
+from veilmq.pipeline.jobs.plan_changes import changes, helped, hours, reason
 from veilmq.pipeline.loop import Loop, LoopTaken, Ran, _State
 
 NOW = 1_767_312_000.0

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from tests.console.browsing import Tab, chromium
 from tests.pipeline.histories_stage import frame
-from tests.pipeline.test_helped import verdict
+from tests.pipeline.test_plan_changes import verdict
 from tests.support.histories import Workload, bimodal, history, lognormal, pareto
 
 from veilmq.cli.pipeline import Asked

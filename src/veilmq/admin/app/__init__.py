@@ -36,7 +36,7 @@ from veilmq.admin.history.copies import Copies
 from veilmq.admin.history.feed import CopiedHistory, Feed
 from veilmq.admin.metrics import Metrics
 from veilmq.admin.service import Keys, Service
-from veilmq.admin.timeouts.kept import Timeouts
+from veilmq.admin.timeouts.cache import Timeouts
 from veilmq.model.errors import DiskLow, ParameterInvalid, StoreFailed, VeilError
 from veilmq.model.events import HistoryTrimmed
 from veilmq.model.instant import DAY_US, SECOND_US

@@ -20,7 +20,7 @@ from veilmq.admin.history import Scope, all_moves, covers
 from veilmq.admin.history.messages import Caller, find_message, find_sends, quarantine_page
 from veilmq.admin.history.trace import shown_trace
 from veilmq.admin.service import Service, home_region
-from veilmq.admin.timeouts.kept import Timeouts
+from veilmq.admin.timeouts.cache import Timeouts
 from veilmq.model.errors import VeilError
 from veilmq.model.messages import id_text
 from veilmq.model.moves import Act, JobInfo, MoveInfo

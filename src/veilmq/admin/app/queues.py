@@ -50,7 +50,7 @@ from veilmq.admin.past import PastInput, past_page
 from veilmq.admin.rollups import LiveRates, QueuesInput, Wanted, live_part, rates_of, rollup_page, worst_page
 from veilmq.admin.service import Service, knows
 from veilmq.admin.timeouts import TimeoutInput
-from veilmq.admin.timeouts.kept import Timeouts, WrongInput
+from veilmq.admin.timeouts.cache import Timeouts, WrongInput
 from veilmq.model.commands import AnyCommand, CreateQueue, DeleteTopic, ListQueues, Peek, Receive
 from veilmq.model.errors import ParameterInvalid, TopicMissing, VeilError
 from veilmq.model.outcomes import Outcome, QueuesListed, Received

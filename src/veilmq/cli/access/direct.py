@@ -46,7 +46,7 @@ from veilmq.admin.holders import (
 from veilmq.admin.past import PastInput, past_page
 from veilmq.admin.rollups import LiveRates, Wanted, live_part, rates_of, rollup_page, worst_at_once
 from veilmq.admin.timeouts import TimeoutInput, timeout_page
-from veilmq.admin.timeouts.kept import Timeouts, WrongInput
+from veilmq.admin.timeouts.cache import Timeouts, WrongInput
 from veilmq.cli.access import EVERYTHING, Home, Piece, failure_of, several_accounts
 from veilmq.cli.failures import Exit, Failure, advice_on, foreign
 from veilmq.cli.options import refused_value

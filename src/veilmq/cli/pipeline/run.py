@@ -154,12 +154,12 @@ def whatif(
 
 
 def helped(asked: Asked, environment: Mapping[str, str], *, revert: bool) -> None:
-    """See `veilmq.pipeline.jobs.helped`; revert: at the server, what got worse. Raises Failure."""
+    """See `veilmq.pipeline.jobs.plan_changes`; revert: at the server, what got worse. Raises Failure."""
     if revert and asked.path is not None:
         raise Failure(Exit.USAGE, "--revert is for a server's own history", "Leave --path out.")
     with session(asked, environment) as (_, events, seen):
         from veilmq.pipeline.jobs import attempts as leases
-        from veilmq.pipeline.jobs import helped as job
+        from veilmq.pipeline.jobs import plan_changes as job
         from veilmq.pipeline.publish import take_back
 
         by_hour = job.hours(leases.attempts(events(leases.KINDS), seen.last_instant()))

@@ -33,7 +33,7 @@ from veilmq.client.messages import Stats
 from veilmq.model.errors import VeilError
 from veilmq.pipeline import register
 from veilmq.pipeline.drain.bad_records import BadRecord, read_bad_records
-from veilmq.pipeline.drain.batches.many import opened, total
+from veilmq.pipeline.drain.batches.queues import opened, total
 from veilmq.pipeline.drain.manifests import is_taken
 from veilmq.pipeline.errors import (
     DirectoryForeign,

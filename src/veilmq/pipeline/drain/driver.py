@@ -29,7 +29,7 @@ from veilmq.pipeline.drain import bad_records, batches
 from veilmq.pipeline.drain.batches import Batch, BatchLeases, Remembered
 from veilmq.pipeline.drain.batches.backlog import Backlog
 from veilmq.pipeline.drain.batches.exchange import Cleanup, Deleter, Room, each_chunk, gather
-from veilmq.pipeline.drain.batches.many import Queues, opened, parted, total
+from veilmq.pipeline.drain.batches.queues import Queues, opened, parted, total
 from veilmq.pipeline.drain.batches.siblings import Siblings
 from veilmq.pipeline.drain.manifests import Directory, Offset, open_manifest, table_of
 from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable

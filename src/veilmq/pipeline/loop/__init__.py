@@ -26,7 +26,7 @@ from veilmq.pipeline.estimates import buckets
 from veilmq.pipeline.events.export import unchanged
 from veilmq.pipeline.events.reading import History, last_instant
 from veilmq.pipeline.events.source import load
-from veilmq.pipeline.jobs import attempts, helped, timeouts
+from veilmq.pipeline.jobs import attempts, plan_changes, timeouts
 from veilmq.pipeline.places import (
     Lock,
     Patience,
@@ -161,8 +161,8 @@ class Loop:
                 events = _events(spark, options, attempts.KINDS, start, bounds.following)
                 earlier = None if left is None else _pending(spark, left)
                 settled, waiting = self._take_in(events, earlier, state, start, bounds.following, until)
-                changed = helped.changes(_events(spark, options, [helped.KIND], start, bounds.following)).toArrow()
-                self._add(_CHANGES, changed, start, bounds.following, until)
+                changed = plan_changes.changes(_events(spark, options, [plan_changes.KIND], start, bounds.following))
+                self._add(_CHANGES, changed.toArrow(), start, bounds.following, until)
                 _see_deleted(state, _events(spark, options, timeouts.LIFE_KINDS, start, bounds.following))
                 _raise_floors(state, publish.floors(events, earlier))
             planned, groups, left_out = self._plan(spark, state, costs, lambda: lock.save(before))
@@ -199,7 +199,7 @@ class Loop:
             left = leases.where(~settled)
             self._keep(left, self.directory / pending)
             judged = attempts.judged(leases.where(settled))
-            cells, by_hour = buckets.histogram(judged).toArrow(), helped.hours(judged).toArrow()
+            cells, by_hour = buckets.histogram(judged).toArrow(), plan_changes.hours(judged).toArrow()
         finally:
             leases.unpersist()
         self._add(_CELLS, cells, start, stop, until)
@@ -245,18 +245,19 @@ class Loop:
         return publish.plans_of(rows, floors_us)
 
     def worse(self) -> dict[publish.Queue, tuple[int, str]]:
-        """The plans in force after which it got worse, in the form that `publish.take_back` takes: see `helped`."""
-        changed = self._kept(_CHANGES, helped.CHANGES_SCHEMA)
+        """Plans in force after which it got worse, in the form that `publish.take_back` takes: see `plan_changes`."""
+        changed = self._kept(_CHANGES, plan_changes.CHANGES_SCHEMA)
         if changed.empty:
             return {}
-        queue = list(helped.QUEUE)
-        by_hour = self._kept(_HOURS, helped.HOURS_SCHEMA)
+        queue = list(plan_changes.QUEUE)
+        by_hour = self._kept(_HOURS, plan_changes.HOURS_SCHEMA)
         hours = dict(iter(by_hour.groupby(queue)))
-        found = [helped.compared(hours.get(names, by_hour.iloc[:0]), rows) for names, rows in changed.groupby(queue)]
+        none = by_hour.iloc[:0]
+        found = [plan_changes.compared(hours.get(names, none), rows) for names, rows in changed.groupby(queue)]
         return {
-            (row["account"], row["region"], row["queue"]): (row["made"], helped.reason(row))
+            (row["account"], row["region"], row["queue"]): (row["made"], plan_changes.reason(row))
             for row in found
-            if helped.is_worse(row)
+            if plan_changes.is_worse(row)
         }
 
     def _kept(self, name: str, schema: str) -> Any:

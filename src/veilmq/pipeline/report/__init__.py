@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from veilmq.pipeline import publish
 from veilmq.pipeline.estimates import buckets
-from veilmq.pipeline.jobs import attempts, health, helped, split, survival, timeouts
+from veilmq.pipeline.jobs import attempts, health, plan_changes, split, survival, timeouts
 from veilmq.pipeline.report import figures
 from veilmq.pipeline.report.drawing import span
 
@@ -106,15 +106,15 @@ class Analysis:
 
     @cached_property
     def helped(self) -> Any:
-        """See `helped.helped`. A history without a plan costs a look for one."""
+        """See `plan_changes.helped`. A history without a plan costs a look for one."""
         import pandas as pd
 
-        changed = helped.changes(self._of([helped.KIND])).persist()
+        changed = plan_changes.changes(self._of([plan_changes.KIND])).persist()
         try:
             if changed.isEmpty():
-                return pd.DataFrame(columns=[part.split()[0] for part in helped.SCHEMA.split(", ")])
-            leases = attempts.attempts(self._of(attempts.KINDS), self._until)
-            return helped.helped(helped.hours(leases), changed, self._costs).orderBy(*timeouts.QUEUE).toPandas()
+                return pd.DataFrame(columns=[part.split()[0] for part in plan_changes.SCHEMA.split(", ")])
+            by_hour = plan_changes.hours(attempts.attempts(self._of(attempts.KINDS), self._until))
+            return plan_changes.helped(by_hour, changed, self._costs).orderBy(*timeouts.QUEUE).toPandas()
         finally:
             changed.unpersist()
 

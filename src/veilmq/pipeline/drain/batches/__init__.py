@@ -25,7 +25,7 @@ from veilmq.client.messages import Extension, Received
 from veilmq.client.queue import Queue
 from veilmq.model.errors import LeaseError, MessageGone, ReceiptInvalid, VeilError
 from veilmq.pipeline.drain.batches.backlog import oldest_of
-from veilmq.pipeline.drain.batches.many import joined
+from veilmq.pipeline.drain.batches.queues import joined
 from veilmq.pipeline.drain.manifests import open_manifest
 from veilmq.pipeline.places import Place
 

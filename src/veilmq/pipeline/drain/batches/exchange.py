@@ -39,7 +39,7 @@ from veilmq.client.records import ObjectStore
 from veilmq.model.errors import InFlightFull, VeilError
 from veilmq.pipeline.drain.bad_records import BadRecord, mark_sent, of_manifest, unsent
 from veilmq.pipeline.drain.batches import Batch
-from veilmq.pipeline.drain.batches.many import is_drained
+from veilmq.pipeline.drain.batches.queues import is_drained
 from veilmq.pipeline.drain.manifests import open_manifest
 from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable, unusable
 from veilmq.pipeline.options import DrainOptions, store_options_of

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Final
 
 from veilmq.pipeline.drain.batches import loaded
-from veilmq.pipeline.drain.batches.many import NAME, joined
+from veilmq.pipeline.drain.batches.queues import NAME, joined
 from veilmq.pipeline.drain.manifests import OWNER, numbered, read_owner
 from veilmq.pipeline.errors import ManifestDamaged
 from veilmq.pipeline.options import GROUP_DEPTH_MAX

@@ -11,7 +11,7 @@ from tests.pipeline.histories_stage import event, frame, received, table_of
 
 from veilmq.pipeline.events.reading import ServerHistory
 from veilmq.pipeline.jobs.attempts import attempts
-from veilmq.pipeline.jobs.helped import changes, compared, helped, hours, is_worse, reason
+from veilmq.pipeline.jobs.plan_changes import changes, compared, helped, hours, is_worse, reason
 from veilmq.pipeline.publish import publish, take_back
 from veilmq.testing.for_each import for_each
 from veilmq.testing.local import LocalServer
