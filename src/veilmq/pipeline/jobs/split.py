@@ -57,7 +57,7 @@ def split(cells: "DataFrame", costs: "Costs | None" = None) -> "DataFrame":
 def _split(rows: Any, given: "Costs | None") -> list[dict[str, Any]]:
     from veilmq.estimate.schedule import Costs
     from veilmq.pipeline.estimates import FINISHED_MIN, Curve, sample_of
-    from veilmq.pipeline.jobs.timeouts import crash_rate, crash_share, longest, other_timeouts, rated
+    from veilmq.pipeline.jobs.timeouts import crash_rate, crash_share, longest, other_timeouts, rated, with_interval
 
     rows = rows.assign(type=rows["type"].where(rows["type"].notna(), None))
     found = [
@@ -83,13 +83,13 @@ def _split(rows: Any, given: "Costs | None") -> list[dict[str, Any]]:
     )
     first = rows.iloc[0]
     result: list[dict[str, Any]] = []
-    others: list[Any] = []
+    other_costs: Any = 0.0
     for part, ((low, high), curve) in enumerate(zip(cuts, parts, strict=True)):
         own = _best(curve, costs)
         crash = crash_share(curve.continued(), costs.crashes_per_second)
         price, median = _price(curve, own, costs), curve.quantile(0.5)
         shortest_s, longest_s = other_timeouts(curve.chosen[0], rates, costs, own, longest(curve))
-        others.append(curve.attempts * _costs(curve.chosen_continued[0], priced, costs, own, timeout))
+        other_costs = other_costs + curve.attempts * _costs(curve.chosen_continued[0], priced, costs, own, timeout)
         result.append(
             {name: first[name] for name in ("account", "region", "queue")}
             | {
@@ -113,7 +113,8 @@ def _split(rows: Any, given: "Costs | None") -> list[dict[str, Any]]:
     cost = sum(each.pop("cost") for each in result)
     saved = {"gain": 0.0, "gain_low": 0.0, "gain_high": 0.0}
     if together > 0 and len(cuts) > 1:
-        saved = _saved(max(1 - cost / together, 0.0), sum(others))
+        gains = 1 - other_costs[:, 0] / other_costs[:, 1]
+        saved = with_interval("gain", max(1 - cost / together, 0.0), gains)
     return [each | {"split_cost": cost / whole.attempts} | saved for each in result]
 
 
@@ -133,14 +134,6 @@ def _costs(curves: Any, rates: Any, costs: "Costs", own: float, together: float)
     from veilmq.pipeline.estimates.prices import timeout_price
 
     return timeout_price(curves, rates, np.array([own, together])).cost(costs)
-
-
-def _saved(gain: float, costs: Any) -> dict[str, float]:
-    """The gain, and between which 95 of 100 other samples have theirs; costs: of shape (n, 2), split and together."""
-    from veilmq.pipeline.jobs.timeouts import interval
-
-    low, high = interval(1 - costs[:, 0] / costs[:, 1])
-    return {"gain": gain, "gain_low": min(low, gain), "gain_high": max(high, gain)}
 
 
 def _best_cuts(logs: list[float]) -> list[tuple[int, int]]:

@@ -254,8 +254,6 @@ def _plain(curve: "Curve", resampled: tuple[Any, Any], priced: tuple[Any, Any], 
         return {}
     alive = curve.continued()
     price = timeout_price(alive, costs.crashes_per_second, at)
-    cost = float(price.cost(costs)[0])
-    low, high = interval(timeout_price(*priced, at).cost(costs)[..., 0])
     crash = crash_share(alive, costs.crashes_per_second)
     curves, rates = resampled
     shortest_s, longest_s = other_timeouts(curves, rates, costs, timeout, longest(curve))
@@ -267,9 +265,7 @@ def _plain(curve: "Curve", resampled: tuple[Any, Any], priced: tuple[Any, Any], 
         "timeout_s": timeout,
         "timeout_low_s": shortest_s,
         "timeout_high_s": longest_s,
-        "timeout_cost": cost,
-        "timeout_cost_low": min(low, cost),
-        "timeout_cost_high": max(high, cost),
+        **with_interval("timeout_cost", float(price.cost(costs)[0]), timeout_price(*priced, at).cost(costs)[..., 0]),
         "timeout_redelivered": float(price.duplicates[0]),
         "timeout_recovery_s": float(price.recovery_s[0]) / crash,
     }
@@ -332,8 +328,7 @@ def _kept(curve: "Curve", resampled: tuple[Any, Any], priced: tuple[Any, Any], c
     rate, alive = costs.crashes_per_second, curve.continued()
     schedule = plan(curve.extended(), costs)
     price = schedule_price(alive, rate, schedule, costs)
-    cost = float(price.cost(costs))
-    low, high = interval(schedule_price(*priced, schedule, costs).cost(costs))
+    others = schedule_price(*priced, schedule, costs).cost(costs)
     shortest, longest = _other_firsts(*resampled, costs, schedule)
     return {
         "first_lease_s": schedule.first,
@@ -343,9 +338,7 @@ def _kept(curve: "Curve", resampled: tuple[Any, Any], priced: tuple[Any, Any], c
         "renew_after_low_s": max(shortest - schedule.margin, STEP_MIN),
         "renew_after_high_s": longest - schedule.margin,
         "margin_s": schedule.margin,
-        "cost": cost,
-        "cost_low": min(low, cost),
-        "cost_high": max(high, cost),
+        **with_interval("cost", float(price.cost(costs)), others),
         "redelivered": float(price.duplicates),
         "recovery_s": float(price.recovery_s) / crash_share(alive, rate),
         "extensions": float(price.extensions),
@@ -380,12 +373,12 @@ def _other_firsts(curves: Any, rates: Any, costs: "Costs", schedule: "Schedule")
     return schedule.first * float(np.exp(-width)), min(schedule.first * float(np.exp(width)), LEASE_LONGEST_S)
 
 
-def interval(values: Any) -> tuple[float, float]:
-    """Between which 95 of 100 are."""
+def with_interval(name: str, value: float, others: Any) -> dict[str, float]:
+    """A number, and between which 95 of 100 other samples have theirs: it is always within."""
     import numpy as np
 
-    low, high = np.quantile(values, [0.025, 0.975])
-    return float(low), float(high)
+    low, high = np.quantile(others, [0.025, 0.975])
+    return {name: value, f"{name}_low": min(float(low), value), f"{name}_high": max(float(high), value)}
 
 
 def _curve(rows: Any, given: "Costs | None") -> Any:
