@@ -18,7 +18,7 @@ from tests.support.histories import (
 
 from veilmq.client.timeouts import Costs
 from veilmq.pipeline.estimates import Curve, Sample, sample_of
-from veilmq.pipeline.estimates.buckets import BOUNDS, added, bucket_of, histogram
+from veilmq.pipeline.estimates.buckets import BOUNDS, bucket_of, histogram
 from veilmq.pipeline.estimates.prices import at_bounds, schedule_price, steady, timeout_price
 from veilmq.pipeline.jobs.attempts import attempts, judged, merged, partials
 from veilmq.pipeline.jobs.split import split
@@ -453,16 +453,6 @@ def test_types_that_take_differently_get_queues_of_their_own(spark: Any) -> None
 
 
 class TestCurves:
-    @pytest.mark.slow
-    def test_histograms_of_two_halves_add_up(self, spark: Any) -> None:
-        one = cells_of(spark, Workload("q", lognormal(20, 1), "t", 500), seed=1)
-        two = cells_of(spark, Workload("q", lognormal(20, 1), "t", 500), seed=2)
-        both = added(one.unionByName(two))
-        assert both.agg({"leases": "sum"}).first()[0] == pytest.approx(
-            one.agg({"leases": "sum"}).first()[0] + two.agg({"leases": "sum"}).first()[0]
-        )
-        assert both.count() < one.count() + two.count()
-
     def test_nothing_has_no_law(self) -> None:
         nothing = np.zeros(len(BOUNDS))
         empty = Curve(Sample(nothing, nothing, 0.0, 0.0))

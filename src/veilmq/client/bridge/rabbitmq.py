@@ -44,7 +44,6 @@ from veilmq.model.errors import (
 )
 from veilmq.model.messages import Failure
 
-SCHEMES: Final = ("amqp://", "amqps://")
 _MIB: Final = 1_048_576
 _NOT_FOUND: Final = 404
 _PERSISTENT: Final = 2

@@ -198,10 +198,3 @@ def histogram(leases: "DataFrame") -> "DataFrame":
             F.sum(exact).alias("squares"),
         )
     )
-
-
-def added(histograms: "DataFrame") -> "DataFrame":
-    """The sum of several histograms, given as their union."""
-    from pyspark.sql import functions as F
-
-    return histograms.groupBy(*GROUP, *CELL).agg(*(F.sum(name).alias(name) for name in SUMS))

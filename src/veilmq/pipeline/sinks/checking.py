@@ -28,7 +28,6 @@ import pyarrow.fs
 from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable
 from veilmq.pipeline.places.delta import reason_of, storage_of
 
-_LOG: Final = "_delta_log"
 _ENTRY: Final = re.compile(r"_delta_log/(\d{20})\.json\Z")
 _STREAM_LOG: Final = "_spark_metadata"
 _ELSEWHERE: Final = "://"

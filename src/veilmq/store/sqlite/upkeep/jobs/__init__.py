@@ -77,7 +77,6 @@ _DROP: Final = (
     f"DELETE FROM job WHERE status NOT IN {_UNDER_WAY} AND number <= (SELECT number FROM job ORDER BY number DESC"
     " LIMIT 1 OFFSET ?)"
 )
-_ONE: Final = f"SELECT {_COLUMNS} FROM job WHERE id = ?"
 _SHOWN: Final = (
     "SELECT q.account, q.region, q.name, ifnull(o.principal, ''), "
     + ", ".join(f"j.{each}" for each in _COLUMNS.split(", "))
