@@ -14,13 +14,7 @@ from veilmq.model.instant import Instant
 from veilmq.model.messages import NO_EXTRAS, Extras, Report
 from veilmq.model.moves import Act, Filter
 from veilmq.model.settings.access import SessionCommand, Share
-from veilmq.model.settings.queue import (
-    PRIORITY_DEFAULT,
-    LeasePlan,
-    QueueKey,
-    SettingsChange,
-    TemplateCommand,
-)
+from veilmq.model.settings.queue import PRIORITY_DEFAULT, LeasePlan, QueueKey, SettingsChange, TemplateCommand
 from veilmq.model.settings.topic import SubscriptionSettings, TopicKey
 
 CLIENT_NAME_CHARACTERS_MAX: Final = 256

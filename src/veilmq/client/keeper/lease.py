@@ -279,14 +279,7 @@ class Lease(Hold):
     __slots__ = ("callbacks", "event", "keeper")
 
     def __init__(
-        self,
-        keeper: Calls,
-        message: Received,
-        *,
-        lead: float,
-        fixed: float | None,
-        hold_end: float,
-        now: float,
+        self, keeper: Calls, message: Received, *, lead: float, fixed: float | None, hold_end: float, now: float
     ) -> None:
         super().__init__(message, lead=lead, fixed=fixed, hold_end=hold_end, now=now)
         self.keeper = keeper

@@ -23,17 +23,7 @@ from typing import Any, Final
 from veilmq.cluster import Calls, Clock, Ticket, age_us, may_repeat, move_arrival
 from veilmq.cluster.peer import Identity, Limits
 from veilmq.cluster.peer.connection import Connection
-from veilmq.cluster.peer.frames import (
-    ACCEPTED,
-    FROM_OWNER,
-    AnswerSoon,
-    Bye,
-    Call,
-    Cancel,
-    Garbage,
-    NotOwner,
-    unpacked,
-)
+from veilmq.cluster.peer.frames import ACCEPTED, FROM_OWNER, AnswerSoon, Bye, Call, Cancel, Garbage, NotOwner, unpacked
 from veilmq.cluster.peer.handshake import Handshake, Refusal, Role
 from veilmq.cluster.peer.port import count_trouble
 from veilmq.cluster.tls import in_words

@@ -29,11 +29,7 @@ _ROWS: Final = (
         json=plain.received_json,
     ),
     Operation(
-        "DeleteMessage",
-        forms.DeleteMessageInput,
-        messages.plan_delete,
-        messages.answer_void,
-        json=plain.deleted_json,
+        "DeleteMessage", forms.DeleteMessageInput, messages.plan_delete, messages.answer_void, json=plain.deleted_json
     ),
     Operation(
         "DeleteMessageBatch",

@@ -242,13 +242,5 @@ def attributes_md5(attributes: Sequence[Attribute]) -> str:
             mark, value = b"\x01", attribute.value.encode()
         else:
             mark, value = b"\x02", attribute.value
-        parts += (
-            len(name).to_bytes(4),
-            name,
-            len(kind).to_bytes(4),
-            kind,
-            mark,
-            len(value).to_bytes(4),
-            value,
-        )
+        parts += (len(name).to_bytes(4), name, len(kind).to_bytes(4), kind, mark, len(value).to_bytes(4), value)
     return md5(b"".join(parts), usedforsecurity=False).hexdigest()

@@ -20,14 +20,7 @@ from typing import Final, NamedTuple, cast
 import msgspec
 
 from veilmq.model.commands import AfterExpiry, AnyCommand, Delete, DescribeQueue, Extend, Origin, Receive, Send
-from veilmq.model.errors import (
-    LeaseError,
-    LeaseExpired,
-    MessageGone,
-    MessageTooLarge,
-    ParameterInvalid,
-    VeilError,
-)
+from veilmq.model.errors import LeaseError, LeaseExpired, MessageGone, MessageTooLarge, ParameterInvalid, VeilError
 from veilmq.model.instant import SECOND_US
 from veilmq.model.messages import NO_EXTRAS, REPORT_HEADER, Attribute, Extras, Report, id_text, is_plain, read_header
 from veilmq.model.outcomes import Outcome, QueueDescribed, Received, Sent
@@ -396,11 +389,7 @@ def _delete(asked: Asked, queue: QueueKey, late: AfterExpiry, given: DeleteMessa
         # AWS reports a missing parameter of a batch under this name (aws/aws-sdk-js-v3 #5478).
         raise missing("ReceiptHandle" if isinstance(given, DeleteEntry) else "MessageHandle")
     return Delete(
-        queue=queue,
-        origin=asked.caller.origin,
-        handle=given.receipt_handle,
-        arrived=asked.arrived,
-        after_expiry=late,
+        queue=queue, origin=asked.caller.origin, handle=given.receipt_handle, arrived=asked.arrived, after_expiry=late
     )
 
 

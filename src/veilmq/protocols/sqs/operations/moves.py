@@ -22,11 +22,7 @@ from veilmq.protocols.sqs import errors, forms
 from veilmq.protocols.sqs.addresses import arn, queue_of_arn
 from veilmq.protocols.sqs.call import Asked, Call, Plan, sole
 from veilmq.protocols.sqs.errors import Refusal, invalid_value, missing
-from veilmq.protocols.sqs.forms import (
-    CancelMessageMoveTaskInput,
-    ListMessageMoveTasksInput,
-    StartMessageMoveTaskInput,
-)
+from veilmq.protocols.sqs.forms import CancelMessageMoveTaskInput, ListMessageMoveTasksInput, StartMessageMoveTaskInput
 
 _HANDLE: Final = re.compile(r"[A-Za-z0-9+/]{1,1024}={0,2}\Z")
 _MISSING: Final = "The resource that you specified for the {name} parameter doesn't exist."
