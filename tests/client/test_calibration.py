@@ -49,7 +49,7 @@ def test_a_failure_that_was_quick_spoils_nothing() -> None:
     found = calibrate([*finished(*[10.0] * 200), Sample(0.1, False)])
     assert found.percentiles["p99.9"] == 10.0
     assert found.timeout == 15.0
-    assert found.notes == ("1 failed runs count as longer than they took",)
+    assert found.notes == ("1 failed run counted as longer than measured",)
 
 
 @given(st.lists(st.tuples(TIMES, st.booleans()), min_size=1, max_size=60))

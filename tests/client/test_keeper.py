@@ -382,7 +382,7 @@ def test_after_a_long_sleep_of_the_machine_what_is_gone_is_lost_and_new_ones_kep
         keeper.extend_due()
         keeper.extend_due()
         assert lease.lost.reason is (Reason.EXPIRED if fifo else Reason.TAKEN)
-        told = f"queue {name}: 1 leases lost, first message {lease.message.id}: {lease.lost.reason}"
+        told = f"queue {name}: 1 lease lost, first message {lease.message.id}: {lease.lost.reason}"
         eventually(lambda: told in caplog.text)  # the keeper's own thread may have met it
         account.apply_due()
         again = keeper.register(queue.receive()[0] if fifo else taken)

@@ -65,5 +65,5 @@ def test_who_finds_no_room_is_answered_empty_and_told_of(start: Any, connect: An
         assert [message["Body"] for message in parked.result()["Messages"]] == ["x"]
     while metrics(server)[f'veilmq_refused_waits_total{{limit="{name}"}}'] < 1:
         assert time.monotonic() < until
-    line = f"000000000000/us-east-1/jobs: answered 1 receives empty instead of letting them wait: {name} is 1"
+    line = f"000000000000/us-east-1/jobs: answered 1 receive empty instead of letting them wait: {name} is 1"
     assert line in server.log.read_text()

@@ -321,4 +321,4 @@ async def test_a_graceful_close_drops_in_the_end_what_is_still_parked(serve, cap
     assert gone.calls == 1
     assert await client.rest() == b""
     assert not exchange.respond(OK)
-    assert "dropping 1 connections" in caplog.text
+    assert "connections dropped at the end of the grace period: 1" in caplog.text

@@ -79,7 +79,7 @@ def test_lines_of_one_kind_do_not_fill_the_log() -> None:
     late = logging.LogRecord("veilmq.push", logging.WARNING, "", 0, "%s is unavailable", ("host-1",), None)
     late.created = 8.5
     assert flood.filter(late)
-    assert late.getMessage() == f"host-1 is unavailable ({2 * LINES_MAX} lines like this one were left out)"
+    assert late.getMessage() == f"host-1 is unavailable (left out {2 * LINES_MAX} lines like this one)"
     (handler,) = logging.getLogger().handlers
     assert [type(each) for each in handler.filters] == [Flood]
 

@@ -25,7 +25,7 @@ def test_each_limit_is_counted(caplog: pytest.LogCaptureFixture) -> None:
         watch.look(0.0)
         assert {limit: count for limit, count in watch.refused.items() if count} == {name: 1}
         assert caplog.messages[-1] == (
-            f"111111111111/us-east-1/orders: answered 1 receives empty instead of letting them wait: {name} is 0"
+            f"111111111111/us-east-1/orders: answered 1 receive empty instead of letting them wait: {name} is 0"
         )
 
 

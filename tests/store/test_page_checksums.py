@@ -75,7 +75,7 @@ def test_one_flipped_bit_is_told_and_put_right_by_a_start(
     assert told == [f"page {page} does not match its checksum: what its rows say may be wrong"]
     report = repair(closed, tmp_path / "new", None, lambda stage, done, total: None)
     assert report.is_whole
-    assert "veilmq.db: 1 pages had one bit flipped, which was flipped back" in report.found
+    assert "veilmq.db: 1 page had one bit flipped, which was flipped back" in report.found
     with closing(SqliteStore(closed, SMALL)) as store:
         assert (label_of(store), store.reader.pages_damaged) == (LABEL, False)
     assert f"a bit had flipped, and was flipped back, in page {page}" in caplog.text

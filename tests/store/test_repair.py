@@ -466,7 +466,7 @@ def test_a_queue_that_cannot_be_read_is_made_again(closed: Lived, tmp_path: Path
         zero(directory / "veilmq.db", page)
     (directory / "redo").unlink()
     told = [line for line in repaired(directory, tmp_path / "empty").found if line.startswith("queue unknown: ")]
-    count = f"{made.visible} messages are perhaps missing, of which only an index or a lease is left"
+    count = f"{made.visible} messages perhaps missing, of which only an index or a lease is left"
     assert told == [f"queue unknown: {count}"]
 
 

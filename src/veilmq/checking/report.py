@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 
 from veilmq.checking.log import BROKEN, HEAD, Grant, Kind, LogInvalid, Operation, Outcome
+from veilmq.model.wording import counted
 
 _LINES_MAX: Final = 12
 """Of a story."""
@@ -132,14 +133,14 @@ class Report(msgspec.Struct):
         self.counts.update(other.counts)
 
     def __str__(self) -> str:
-        head = f"{_counted(self.operations, 'operation')} on {_counted(self.messages, 'message')}"
+        head = f"{counted(self.operations, 'operation')} on {counted(self.messages, 'message')}"
         if self.not_yet_seen:
             head += f", {self.not_yet_seen} of them acknowledged and not yet seen"
         if self.clean:
             return f"{head}: no violation"
-        counted = ", ".join(f"{rule.value}: {count}" for rule, count in self.counts.items())
+        by_rule = ", ".join(f"{rule.value}: {count}" for rule, count in self.counts.items())
         return "\n\n".join(
-            [f"{head}: {_counted(self.counts.total(), 'violation')} ({counted})", *map(str, self.violations)]
+            [f"{head}: {counted(self.counts.total(), 'violation')} ({by_rule})", *map(str, self.violations)]
         )
 
 
@@ -152,11 +153,7 @@ def story(operations: Sequence[Operation], message: str) -> Iterator[str]:
     for each in shown:
         yield f"  {_time(each.invoked - start):>12}  {each.client} {_did(each, message)}: {_answer(each, start)}"
     if len(shown) < len(operations):
-        yield f"  ... and {len(operations) - len(shown)} more operations"
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"
+        yield f"  ... and {counted(len(operations) - len(shown), 'more operation')}"
 
 
 def _time(us: int) -> str:

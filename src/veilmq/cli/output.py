@@ -71,11 +71,6 @@ def _digits(number: float) -> str:
     return f"{number:.0f}" if abs(number) >= 1_000 * _ROUNDED_UP else f"{number:.3g}"
 
 
-def counted(number: int, noun: str) -> str:
-    """1 message, 2 messages."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
 def lease_named(by: str, lease_us: int) -> str:
     """The lease in force of a queue, by what decides it (`by` of GET .../timeout)."""
     named = {

@@ -23,6 +23,7 @@ from veilmq.cluster.postgres.log.reading import LogDiverged, LogReader, LogTrimm
 from veilmq.cluster.postgres.snapshots import BYTES_PER_SECOND, Proof, Proofs, Snapshots
 from veilmq.engine.directory import copy_checked, digest_of, open_follower
 from veilmq.model.errors import StoreUnknown
+from veilmq.model.wording import counted
 from veilmq.store import Options
 from veilmq.store.directory import DATABASE, DatabaseFailed, DatabaseUnusable, NotOurs
 from veilmq.store.log import Diverged, Point, together
@@ -178,7 +179,7 @@ class Snapshotting:
                 f"verified by {verified_by}" if verified_by else "which no other server could verify",
             )  # fmt: skip
             if dropped := self._reader.drop_below(not_needed):
-                log.info("dropped %d segments of the log, up to record %d", len(dropped), not_needed)
+                log.info("dropped %s of the log, up to record %d", counted(len(dropped), "segment"), not_needed)
 
     def _is_due(self) -> bool:
         size = (self._directory / DATABASE).stat().st_size

@@ -27,6 +27,7 @@ from typing import Any, Final, Literal, TextIO
 from veilmq.engine import Limits
 from veilmq.engine.long_polls import Unread, WaitingRoom
 from veilmq.model.settings.queue import QueueKey
+from veilmq.model.wording import counted
 
 LINES_MAX: Final = 100
 """Lines a second of one kind: those of one call in the code. Refused requests have finer bounds."""
@@ -74,7 +75,7 @@ class Flood(logging.Filter):
             return False
         kind[1] += 1
         if kind[2]:
-            record.msg = f"{record.getMessage()} ({kind[2]} lines like this one were left out)"
+            record.msg = f"{record.getMessage()} (left out {counted(kind[2], 'line')} like this one)"
             record.args, kind[2] = None, 0
         return True
 
@@ -170,7 +171,7 @@ class RefusalLog:
         self._timer = None
         hidden, self._hidden = self._hidden, Counter()
         for reason, count in hidden.items():
-            self._logger.info("%s: refused %d more requests like these: %s", self._port, count, reason)
+            self._logger.info("%s: refused %s like these: %s", self._port, counted(count, "more request"), reason)
 
 
 LOOK_S: Final = 1.0
@@ -216,8 +217,8 @@ class RefusedWaits:
         unread = self._unread
         if unread.refused > self._refused_unread:
             count, self._refused_unread = unread.refused - self._refused_unread, unread.refused
-            text = "refused %d receives: clients have not read %d bytes of answers; %d may be unread, %d of one account"
-            logger.warning(text, count, unread.bytes, unread.bytes_max, unread.account_bytes_max)
+            text = "refused %s: clients have not read %d bytes of answers; %d may be unread, %d of one account"
+            logger.warning(text, counted(count, "receive"), unread.bytes, unread.bytes_max, unread.account_bytes_max)
         if self._waiting.refused:
             taken, self._waiting.refused = self._waiting.refused, Counter()
             for (queue, limit), count in taken.items():
@@ -231,8 +232,8 @@ class RefusedWaits:
             self._reported_s[each] = now_s
             named, limit = each
             count, value = self._unreported.pop(each), getattr(self._limits, limit)
-            text = "%s: answered %d receives empty instead of letting them wait: %s is %d"
-            logger.warning(text, "other queues" if named is None else named, count, limit, value)
+            text = "%s: answered %s empty instead of letting them wait: %s is %d"
+            logger.warning(text, "other queues" if named is None else named, counted(count, "receive"), limit, value)
 
     def _place(self, queue: QueueKey, limit: str) -> tuple[QueueKey | None, str]:
         """Where the queue's receives are counted until a line reports them."""

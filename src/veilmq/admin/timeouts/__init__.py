@@ -30,6 +30,7 @@ from veilmq.estimate.survival import USUAL, Between, rounded_up
 from veilmq.model.commands import LeaseSource
 from veilmq.model.events import Event, Kind
 from veilmq.model.instant import DAY_US, SECOND_US
+from veilmq.model.wording import counted
 from veilmq.store import View
 from veilmq.store.reader import QueueState
 
@@ -351,7 +352,7 @@ def _of_unknown(estimate: Estimate, at_least_us: int | None, every_us: int) -> s
         )
     doubt = ""
     if estimate.reading == "unknown":
-        doubt = f", or their workers crashed: {estimate.silent} leases ran out without a sign of their worker"
+        doubt = f", or their workers crashed: {counted(estimate.silent, 'lease')} ran out without a sign of a worker"
     either = "Let" if at_least_us is None else f"Set at least {span(at_least_us)}, or let"
     return (
         f"{percent(estimate.curve.rest)} of the messages take longer than anything that was seen ({longest}){doubt}."

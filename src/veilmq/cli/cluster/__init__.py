@@ -12,7 +12,8 @@ import msgspec
 import typer
 
 from veilmq.cli.failures import Exit, Failure, check_directory, repair_advice, taken
-from veilmq.cli.output import counted, print_json
+from veilmq.cli.output import print_json
+from veilmq.model.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -33,8 +33,9 @@ from veilmq.cli.failures import (
     repair_command,
     taken,
 )
-from veilmq.cli.output import bar, counted
+from veilmq.cli.output import bar
 from veilmq.model.instant import SECOND_US
+from veilmq.model.wording import counted
 from veilmq.store import Options
 from veilmq.store.directory import (
     DATABASE,
@@ -179,7 +180,7 @@ def _shown(report: Report, data: Path | None) -> str:
     lines += [f"{problem.kind}: {problem.text}" for problem in report.problems]
     if more := report.problems_count - len(report.problems):
         lines.append(f"and {more} more")
-    lines.append("everything is in order" if not report.problems_count else f"{report.problems_count} problems")
+    lines.append("everything is in order" if not report.problems_count else counted(report.problems_count, "problem"))
     if any(problem.kind != "quarantine" for problem in report.problems):
         if data is not None and (data / MEMBER_FILE).exists():
             lines.append(
@@ -278,7 +279,7 @@ def _shown_repair(report: "Repair", data: Path) -> str:
     if report.earlier_count:
         lines.append(f"{counted(report.earlier_count, 'message')} may have an earlier body: an update may be lost")
     if report.exported:
-        lines.append(f"{report.exported} rows have no place in the new directory: {report.export}")
+        lines.append(f"{counted(report.exported, 'row')} without a place in the new directory: {report.export}")
     lines += [f"the new directory is not in order: {each}" for each in report.problems]
     is_short = report.missing_count or report.events_missing or report.exported or report.problems
     if report.is_whole:

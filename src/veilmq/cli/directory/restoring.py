@@ -15,10 +15,11 @@ from typing import Final
 import msgspec
 
 from veilmq.cli.failures import Exit, Failure, check_directory, taken
-from veilmq.cli.output import bar, counted, instant
+from veilmq.cli.output import bar, instant
 from veilmq.engine.directory import open_follower, renew
 from veilmq.model.errors import StoreError
 from veilmq.model.instant import MILLISECOND_US, MINUTE_US, Instant, from_text
+from veilmq.model.wording import counted
 from veilmq.server.clock import wall
 from veilmq.store import Options
 from veilmq.store.archive import ArchiveSource, PlaceUnusable, place_at, shown_url

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from veilmq.cli.failures import DISK_ADVICE, MEMBER_FILE, Exit, Failure, repair_advice
-from veilmq.cli.output import counted, print_json, printable
+from veilmq.cli.output import print_json, printable
+from veilmq.model.wording import counted
 
 if TYPE_CHECKING:
     from veilmq.cli.sources import Resolved

@@ -26,11 +26,12 @@ from veilmq.cli.access import AdminAccess, Target, open_access
 from veilmq.cli.access.direct import DirectAccess
 from veilmq.cli.doctor import Finding, Level
 from veilmq.cli.failures import MEMBER_FILE, check_directory, file_advice, refuse_remains
-from veilmq.cli.output import counted, duration, lease_change, lease_named, time_text
+from veilmq.cli.output import duration, lease_change, lease_named, time_text
 from veilmq.client.adapters.connect import DEVELOPMENT_KEYS
 from veilmq.client.clock import SYSTEM
 from veilmq.model.instant import MINUTE_US, SECOND_US
 from veilmq.model.settings.queue import is_alias
+from veilmq.model.wording import counted
 from veilmq.protocols.mns.limits import NAME_WHOLE
 from veilmq.protocols.sqs.limits import FIFO_QUEUE_NAME, QUEUE_NAME
 from veilmq.server.auth import Account, Credentials
@@ -312,7 +313,7 @@ def certificate(settings: Settings) -> Iterator[Finding]:
     if left_s < 0:
         yield Finding("certificate", Level.ERROR, f"{text}: clients refuse it", renew)
     elif left_s < _ENDS_SOON_S:
-        yield Finding("certificate", Level.WARNING, f"{text}: {int(left_s // 86_400)} days are left", renew)
+        yield Finding("certificate", Level.WARNING, f"{text}: {counted(int(left_s // 86_400), 'day')} left", renew)
     else:
         yield Finding("certificate", Level.OK, text)
     if settings.tls_key.stat().st_mode & 0o077:
@@ -381,7 +382,7 @@ def queues(settings: Settings, holder: Holder | None) -> Iterator[Finding]:
         damaged = sum(1 for _ in access.quarantined("*", None, "", bodies=False))
     if damaged:
         fix = "veilmq quarantine list --all; docs/operations.md, A message is damaged"
-        yield Finding("queues", Level.ERROR, f"{damaged} damaged messages are set apart", fix)
+        yield Finding("queues", Level.ERROR, f"{counted(damaged, 'damaged message')} set apart", fix)
     elif not wrong:
         yield Finding("queues", Level.OK, f"{len(found)}, and no timeout that their history contradicts")
 

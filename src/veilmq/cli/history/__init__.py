@@ -21,9 +21,10 @@ import typer
 
 from veilmq.cli.failures import Exit, Failure, Unreachable
 from veilmq.cli.options import OfGroup, OfType, Older, Queue, Receives, Text, filter_of, queue_names
-from veilmq.cli.output import counted, instant, print_json, printable, tamed
+from veilmq.cli.output import instant, print_json, printable, tamed
 from veilmq.cli.pipeline import export_events
 from veilmq.cli.remote import command_of
+from veilmq.model.wording import counted
 
 if TYPE_CHECKING:
     from veilmq.cli.access import Piece

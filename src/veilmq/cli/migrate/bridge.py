@@ -35,7 +35,7 @@ from veilmq.cli.access import Target, http_access
 from veilmq.cli.access.http import HttpAccess
 from veilmq.cli.failures import Exit, Failure, Missing, check_directory
 from veilmq.cli.options import confirm, seconds
-from veilmq.cli.output import bar, counted, print_json, printable
+from veilmq.cli.output import bar, print_json, printable
 from veilmq.client.adapters.cloud import is_here
 from veilmq.client.adapters.connect import Address, open_address, parse_url
 from veilmq.client.adapters.embedded import EmbeddedAccount
@@ -52,6 +52,7 @@ from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid, QueueMissing, UsageError, VeilError
 from veilmq.model.instant import SECOND_US
 from veilmq.model.settings.queue import QueueKey
+from veilmq.model.wording import counted
 from veilmq.store.directory import holds_database
 
 _OF_SERVER: Final = re.compile("veil://[^/]")

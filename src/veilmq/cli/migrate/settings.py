@@ -21,7 +21,7 @@ import msgspec
 
 from veilmq.cli.failures import Exit, Failure, closed_to_user
 from veilmq.cli.migrate.bridge import failing
-from veilmq.cli.output import counted, printable, write_new
+from veilmq.cli.output import printable, write_new
 from veilmq.client.adapters.connect import SCHEMES, connect_account, parse_url
 from veilmq.client.bridge.carrying import time_to_live
 from veilmq.client.clock import SYSTEM
@@ -34,6 +34,7 @@ from veilmq.model.errors import NAME_TAKEN, QueueExists, VeilError
 from veilmq.model.instant import SECOND_US
 from veilmq.model.settings.access import DEVELOPMENT_ACCOUNT, HOME_REGION_DEFAULT
 from veilmq.model.settings.queue import QueueKey
+from veilmq.model.wording import counted
 from veilmq.server.auth import Account
 from veilmq.server.config import FileInvalid, queues_file
 

@@ -15,11 +15,11 @@ import msgspec
 
 from veilmq.cli.failures import Exit, Failure, advice_on
 from veilmq.cli.options import seconds
-from veilmq.cli.output import counted
 from veilmq.cli.pipeline import Where
 from veilmq.cli.pipeline.session import hush, make_place, place_of, print_json, reported, started
 from veilmq.client.adapters.connect import connect, connect_account
 from veilmq.model.errors import VeilError
+from veilmq.model.wording import counted
 from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable, unusable
 from veilmq.server.clock import wall
 

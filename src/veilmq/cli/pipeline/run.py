@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from veilmq.cli.failures import Exit, Failure
 from veilmq.cli.options import seconds
-from veilmq.cli.output import bar, counted
+from veilmq.cli.output import bar
 from veilmq.cli.pipeline import Asked
 from veilmq.cli.pipeline.drain import stream_of, written
 from veilmq.cli.pipeline.session import (
@@ -40,6 +40,7 @@ from veilmq.cli.pipeline.session import (
     show,
     token_of,
 )
+from veilmq.model.wording import counted
 from veilmq.pipeline.errors import OptionInvalid
 from veilmq.server.clock import wall
 
@@ -424,10 +425,10 @@ def _once(
     if asked.as_json:
         print_json({name: getattr(ran, name) for name in ran.__struct_fields__})
     else:
+        left_out = f"{counted(ran.left_out, 'deleted queue')} left out, " if ran.left_out else ""
         print(
-            f"events {ran.start} to {ran.stop}: {ran.settled} leases settled, {ran.pending} pending, "
-            f"{ran.planned} of {ran.groups} planned anew, "
-            f"{f'{ran.left_out} deleted queues left out, ' if ran.left_out else ''}{ran.seconds:.1f} s",
+            f"events {ran.start} to {ran.stop}: {counted(ran.settled, 'lease')} settled, {ran.pending} pending, "
+            f"{ran.planned} of {ran.groups} planned anew, {left_out}{ran.seconds:.1f} s",
             flush=True,
         )
     if publish and (worse := work.worse()):

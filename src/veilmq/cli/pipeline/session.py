@@ -22,6 +22,7 @@ from veilmq.cli.failures import Exit, Failure, advice_on, check_directory
 from veilmq.cli.output import in_json, time_text
 from veilmq.cli.pipeline import Asked, Where
 from veilmq.cli.signals import ended_by_interrupt
+from veilmq.model.wording import counted
 from veilmq.pipeline.errors import HistoryGap, OptionInvalid, PipelineError
 from veilmq.store.directory import reached_here
 
@@ -375,7 +376,7 @@ def show(asked: Asked, rows: list[dict[str, Any]], columns: tuple[str, ...], mor
     table([_head(names[at]) for at in kept], [[cells[at] for at in kept] for cells in lines[:ROWS_SHOWN]])
     more += max(0, len(rows) - ROWS_SHOWN)
     if more:
-        print(f"... and {more} rows more: --json or --out shows all", file=sys.stderr)
+        print(f"... and {counted(more, 'more row')}: --json or --out shows all", file=sys.stderr)
 
 
 def _head(name: str) -> str:

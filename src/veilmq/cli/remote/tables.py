@@ -9,7 +9,8 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from veilmq.cli.output import counted, duration, instant, print_json, printable, table
+from veilmq.cli.output import duration, instant, print_json, printable, table
+from veilmq.model.wording import counted
 
 if TYPE_CHECKING:
     from veilmq.cli.remote import Asked

@@ -20,8 +20,9 @@ import typer
 
 from veilmq.cli.failures import Exit, Failure
 from veilmq.cli.options import Everything, Prefix, Queue, duration_us, queue_names, seconds
-from veilmq.cli.output import LEFT_OUT, counted, duration, fitted_columns, instant, print_json, printable, table
+from veilmq.cli.output import LEFT_OUT, duration, fitted_columns, instant, print_json, printable, table
 from veilmq.model.instant import MINUTE_US
+from veilmq.model.wording import counted
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

@@ -34,13 +34,13 @@ import veilmq
 from veilmq import accelerator
 from veilmq.cli.access import TOKEN_FILE
 from veilmq.cli.failures import Exit, Failure, closed_to_user, end_without, file_advice, foreign, unusable
-from veilmq.cli.output import counted
 from veilmq.cli.serve.push_room import serve_pushes
 from veilmq.cli.serve.systemd import READY, READY_SECONDS, STOPPING, Manager
 from veilmq.cli.signals import ends_process
 from veilmq.cli.sources import Resolved
 from veilmq.model.errors import VeilError
 from veilmq.model.settings.access import DEVELOPMENT_ACCOUNT
+from veilmq.model.wording import counted
 from veilmq.protocols import external_path
 from veilmq.push import CERTIFICATE_FILE, CERTIFICATE_PATH, KEY_FILE
 from veilmq.server.auth import Credentials, DevelopmentKeyring, Keys
@@ -465,7 +465,8 @@ def _warn_of_unowned(service: Service, among: Set[str] | None = None) -> None:
             counted(count, "queue"), account, mode, account, service.settings.credentials,
         )  # fmt: skip
     if len(unowned) > _UNOWNED_SHOWN:
-        log.warning("nor has the credentials file %d further accounts that have queues", len(unowned) - _UNOWNED_SHOWN)
+        further = counted(len(unowned) - _UNOWNED_SHOWN, "further account")
+        log.warning("nor has the credentials file %s with queues", further)
 
 
 def _in_the_way(error: OSError, settings: Settings, port: str = "") -> Failure:

@@ -343,7 +343,7 @@ class AdminPort:
     async def _cut_off(self) -> None:
         """Cut off the connections that did not end in time."""
         state = self._server.server_state
-        log.warning("admin: %d connections are cut off: not done within %d s", len(state.connections), _GRACE_S)
+        log.warning("admin: connections cut off, not done within %d s: %d", _GRACE_S, len(state.connections))
         for connection in list(state.connections):
             connection.transport.abort()
         await asyncio.sleep(_LEAVE_S)

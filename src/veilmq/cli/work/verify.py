@@ -19,13 +19,13 @@ from veilmq.checking.log import Kind, LogInvalid, Outcome, decoded
 from veilmq.checking.report import Promises, Report, promises_in
 from veilmq.cli.failures import Exit, Failure
 from veilmq.cli.options import seconds
-from veilmq.cli.output import counted
 from veilmq.client.adapters.connect import parse_url
 from veilmq.client.clock import SYSTEM
 from veilmq.client.errors import TransportError
 from veilmq.driver import ROUND_SECONDS, Figures, Kills, Plan, Run
 from veilmq.driver.recorded import Recording
 from veilmq.model.errors import ParameterInvalid, VeilError
+from veilmq.model.wording import counted
 
 _WORDS: Final = {Outcome.OK: "ok", Outcome.FAIL: "refused", Outcome.INFO: "unknown"}
 _DRIVEN: Final = {"minutes": 1.0, "clients": 4, "rate": 50.0, "kill_every": "10s"}

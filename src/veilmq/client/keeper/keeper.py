@@ -26,6 +26,7 @@ from veilmq.client.shared import checks
 from veilmq.client.shared.threads import CallbackThread, Closing, OfProcess, SenderPool
 from veilmq.model.errors import LeaseError, LeaseExpired, MessageGone, ParameterInvalid, VeilError
 from veilmq.model.messages import Failure
+from veilmq.model.wording import counted
 
 LOOKS_MAX: Final = 1_000
 """Leases checked before the lock is released for others."""
@@ -462,11 +463,10 @@ class LeaseKeeper(Closing, OfProcess):
             for call in calls:
                 call()
             return
-        log.log(
-            logging.INFO if (first := lost[0]).reason is Reason.CLOSED else logging.WARNING,
-            "queue %s: %d leases lost, first message %s: %s%s",
-            self.queue.name, len(lost), first.message.id, first.reason, f" ({first.error})" if first.error else "",
-        )  # fmt: skip
+        count, first = counted(len(lost), "lease"), lost[0]
+        why = f"{first.reason} ({first.error})" if first.error else first.reason
+        level = logging.INFO if first.reason is Reason.CLOSED else logging.WARNING
+        log.log(level, "queue %s: %s lost, first message %s: %s", self.queue.name, count, first.message.id, why)
         self._callbacks.run_soon(calls)
 
     def _release_all(self, leases: list[Lease]) -> None:

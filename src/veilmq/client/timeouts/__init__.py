@@ -42,6 +42,7 @@ from veilmq.client.shared import checks
 from veilmq.estimate.schedule import MARGINS, Costs, Schedule, plan_of
 from veilmq.estimate.survival import Curve, Sample, Survival, rounded_up
 from veilmq.model.errors import ParameterInvalid, VeilError
+from veilmq.model.wording import counted
 
 __all__ = [
     "AdaptiveTimeout",
@@ -473,7 +474,7 @@ def _notes(finished: int, failed: int, known: bool) -> tuple[str, ...]:
     if finished < SAMPLES_FEW:
         notes.append(f"{finished} finished runs say little about the longest ones: measure {SAMPLES_FEW} or more")
     if failed:
-        notes.append(f"{failed} failed runs count as longer than they took")
+        notes.append(f"{counted(failed, 'failed run')} counted as longer than measured")
     if not known:
         notes.append("the longest runs failed: no timeout without extensions can be recommended")
     return tuple(notes)

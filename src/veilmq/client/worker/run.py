@@ -399,7 +399,7 @@ class Run:
         end = self._clock.monotonic() + seconds
         hurried = self._wait_free(end)
         if self.ready.in_hand:
-            log.warning("queue %s: %d messages are still in their handlers", self.name, self.ready.in_hand)
+            log.warning("queue %s: messages still in their handlers: %d", self.name, self.ready.in_hand)
             self._flow.cancel_running(Cause.SHUTDOWN)
             if not hurried:
                 hurried = self._wait_free(self._clock.monotonic() + GRACE)

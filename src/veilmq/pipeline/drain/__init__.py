@@ -31,6 +31,7 @@ import msgspec
 from veilmq.client.clock import SYSTEM
 from veilmq.client.messages import Stats
 from veilmq.model.errors import VeilError
+from veilmq.model.wording import counted
 from veilmq.pipeline import register
 from veilmq.pipeline.drain.bad_records import BadRecord, read_bad_records
 from veilmq.pipeline.drain.batches.queues import opened, total
@@ -149,7 +150,7 @@ def drain(
             if not total(left) and not any((home / "manifests").glob("*.arrow")):
                 break
             if until is not None and SYSTEM.monotonic() - started > until:
-                state = f"{left.visible} messages wait, {left.in_flight or 0} are in flight"
+                state = f"{counted(left.visible, 'message')} visible, {left.in_flight or 0} in flight"
                 raise DrainUnfinished(f"The queue is not empty after {until:g} s: {state}.", _HELD)
             time.sleep(_PAUSE_SECONDS)
     bad = len(read_bad_records(home / "manifests"))

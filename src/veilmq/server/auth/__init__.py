@@ -60,6 +60,7 @@ from veilmq.model.settings.access import (
     Grant,
     NamedAccount,
 )
+from veilmq.model.wording import counted
 from veilmq.server.config import FileInvalid, LineNumbers, parse_toml, read_toml
 from veilmq.server.config.thread_reads import DEADLINE_S, read_in_thread
 
@@ -143,9 +144,8 @@ class Credentials:
                 log.error("the credentials stay as they were: %s", error)
                 return False
         self._accounts, self._keys, self._named = found
-        accounts, keys = len(self._accounts), len(self._keys)
-        ends = ["" if number == 1 else "s" for number in (accounts, keys)]
-        log.info("read %d account%s with %d key%s from %s", accounts, ends[0], keys, ends[1], self._path)
+        accounts, keys = counted(len(self._accounts), "account"), counted(len(self._keys), "key")
+        log.info("read %s with %s from %s", accounts, keys, self._path)
         return True
 
     def _look(self) -> _Found:

@@ -172,7 +172,7 @@ class Listener:
             connection.finish()
         await self._emptied(deadline_s)
         if self.connections:
-            log.warning("%s: dropping %d connections at the end of the grace period", self.name, len(self.connections))
+            log.warning("%s: connections dropped at the end of the grace period: %d", self.name, len(self.connections))
             for connection in list(self.connections):
                 connection.drop()
             await self._emptied(None)

@@ -14,7 +14,8 @@ import typer
 
 from veilmq.cli.failures import Exit, Failure, Unreachable
 from veilmq.cli.options import Delay, Queue, Wait, duration_us, pairs
-from veilmq.cli.output import counted, in_json, print_json, printable
+from veilmq.cli.output import in_json, print_json, printable
+from veilmq.model.wording import counted
 
 if TYPE_CHECKING:
     from veilmq.cli.remote import Asked

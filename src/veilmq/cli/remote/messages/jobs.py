@@ -26,8 +26,9 @@ from veilmq.cli.options import (
     filter_of,
     queue_names,
 )
-from veilmq.cli.output import counted, print_json
+from veilmq.cli.output import print_json
 from veilmq.cli.remote.tables import failure_advice, failure_text, show_list
+from veilmq.model.wording import counted
 
 if TYPE_CHECKING:
     from veilmq.cli.remote import Asked

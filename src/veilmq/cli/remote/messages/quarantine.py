@@ -12,9 +12,10 @@ import typer
 
 from veilmq.cli.failures import Exit, Failure
 from veilmq.cli.options import Everything, Prefix, Queue, Yes, confirm, message_ids
-from veilmq.cli.output import counted, in_json, print_json, printable, write_new
+from veilmq.cli.output import in_json, print_json, printable, write_new
 from veilmq.cli.remote.messages import BATCH
 from veilmq.cli.remote.tables import show_list
+from veilmq.model.wording import counted
 
 if TYPE_CHECKING:
     from veilmq.cli.remote import Asked
@@ -74,7 +75,8 @@ def drop_quarantined(
             asked.run("describe", queue)
             print(f"no message of {queue} is in quarantine", file=sys.stderr)
             return
-    confirm(f"Delete {len(ids)} damaged messages of {queue} for good? `veilmq quarantine export` keeps them.", yes)
+    damaged = counted(len(ids), "damaged message")
+    confirm(f"Delete {damaged} of {queue} for good? `veilmq quarantine export` keeps them.", yes)
     refused = 0
     for at in range(0, len(ids), BATCH):
         some = ids[at : at + BATCH]

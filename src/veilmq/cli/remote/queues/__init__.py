@@ -25,9 +25,10 @@ from veilmq.cli.options import (
     queue_names,
     seconds,
 )
-from veilmq.cli.output import counted, in_json, print_json
+from veilmq.cli.output import in_json, print_json
 from veilmq.cli.remote.tables import failure_text, show_list
 from veilmq.model.settings.queue import FIFO_SUFFIX
+from veilmq.model.wording import counted
 
 if TYPE_CHECKING:
     from veilmq.cli.remote import Asked

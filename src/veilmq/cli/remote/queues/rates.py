@@ -14,8 +14,9 @@ import typer
 
 from veilmq.cli.failures import Exit, Failure, Missing
 from veilmq.cli.options import Everything, Queue, duration_us
-from veilmq.cli.output import counted, duration, in_json, instant, lease_change, lease_named, print_json, table
+from veilmq.cli.output import duration, in_json, instant, lease_change, lease_named, print_json, table
 from veilmq.model.instant import from_text
+from veilmq.model.wording import counted
 
 if TYPE_CHECKING:
     from veilmq.cli.remote import Asked

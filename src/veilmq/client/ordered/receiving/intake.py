@@ -24,6 +24,7 @@ from veilmq.client.queue import Queue
 from veilmq.client.unreadable import Policy, set_aside
 from veilmq.client.unreadable import give_back as release_all
 from veilmq.model.errors import LeaseError, ReceiptInvalid, VeilError
+from veilmq.model.wording import counted
 
 
 class Deletions:
@@ -181,7 +182,8 @@ class Intake:
         try:
             self._queue.extend_batch([Extension(handle, ASIDE_SECONDS) for handle in handles])
         except VeilError as error:
-            log.info("queue %s: %d messages come back when their leases end: %s", self._queue.name, len(handles), error)
+            count = counted(len(handles), "message")
+            log.info("queue %s: could not give back %s before the leases end: %s", self._queue.name, count, error)
 
     def _admit(self, mark: Mark, message: Received, raw: Received) -> bool:
         """Put one message where it belongs. Returns whether that changed anything. raw: as the queue returned it."""

@@ -37,6 +37,7 @@ from veilmq.client.messages import Message, Peeked, Received
 from veilmq.client.queue import Capabilities, Queue
 from veilmq.client.records import ObjectStore
 from veilmq.model.errors import InFlightFull, VeilError
+from veilmq.model.wording import counted
 from veilmq.pipeline.drain.bad_records import BadRecord, mark_sent, of_manifest, unsent
 from veilmq.pipeline.drain.batches import Batch
 from veilmq.pipeline.drain.batches.queues import is_drained
@@ -275,8 +276,9 @@ class Deleter:
             each_chunk(self._pool, lambda ids: self._request(batch, ids), left, self._chunk())
             left = batch.to_delete()
             if left and self._clock.monotonic() > end:
+                rest = counted(len(left), "message")
                 raise SourceUnreachable(
-                    f"{len(left)} messages of queue {self._queue.name} could not be deleted: {self._failure}.",
+                    f"{rest} of queue {self._queue.name} could not be deleted: {self._failure}.",
                     "Run the query again: they are known and are deleted then.",
                 )
             if left:
@@ -334,9 +336,9 @@ class Cleanup:
 
     def run(self, batch: Batch) -> None:
         """Run before the batch's messages are deleted. Raises SourceUnreachable if dead letters could not be sent."""
-        count = len(of_manifest(batch.path))
-        if count:
-            log.warning("queue %s: %d messages of batch %d cannot be decoded", self._queue.name, count, batch.seq)
+        if bad := len(of_manifest(batch.path)):
+            count = counted(bad, "message")
+            log.warning("queue %s: %s of batch %d cannot be decoded", self._queue.name, count, batch.seq)
         if self._target is not None:
             for path, rows in unsent(batch.path):
                 self._send(self._target, rows)

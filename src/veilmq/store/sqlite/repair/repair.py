@@ -25,6 +25,7 @@ import msgspec
 from veilmq.model.events import SCHEMA_VERSION, Event, Kind, Part
 from veilmq.model.instant import HOUR_US, Instant
 from veilmq.model.settings.queue import QueueKey
+from veilmq.model.wording import counted
 from veilmq.store import Options
 from veilmq.store.directory import (
     COMMITTED,
@@ -318,18 +319,20 @@ class _Work:
         damaged = found.lost + sum(not frame.is_good for frame in found.frames)
         if found.frames or found.unfinished:
             self._report.found.append(
-                f"veilmq.db-wal: {len(found.frames) + found.lost} frames up to the last commit; {found.mended} had one"
-                f" bit flipped, which was flipped back; {damaged} are damaged"
+                f"veilmq.db-wal: {counted(len(found.frames) + found.lost, 'frame')} up to the last commit;"
+                f" {found.mended} had one bit flipped, which was flipped back; {damaged} damaged"
             )
 
     def _report_pages(self, image: Image) -> None:
         """Report the pages that did not match their checksums. What is left of them is taken as it is."""
         if mended := len(image.pages.mended):
-            self._report.found.append(f"veilmq.db: {mended} pages had one bit flipped, which was flipped back")
+            self._report.found.append(
+                f"veilmq.db: {counted(mended, 'page')} had one bit flipped, which was flipped back"
+            )
         self._report.pages_wrong = wrong = len(set(image.pages.left) - free_pages(image))
         if wrong:
             self._report.found.append(
-                f"veilmq.db: {wrong} pages do not match their checksums; values of their rows may be wrong"
+                f"veilmq.db: {counted(wrong, 'page')} with a wrong checksum; values of their rows may be wrong"
             )
 
     def _assembled(self, database: Path, found: Wal) -> tuple[Image, _State | None]:

@@ -14,6 +14,7 @@ import apsw
 import msgspec
 
 from veilmq.model.messages import id_text
+from veilmq.model.wording import counted
 from veilmq.store.sqlite.disk.redo import Entry
 from veilmq.store.sqlite.disk.rows import MessageRow, readable_row
 from veilmq.store.sqlite.raw import Accepts, Gap, Image, Row, Values, leaf_rows, rows
@@ -247,7 +248,9 @@ class Salvage:
         for each in differ:
             self._believe(each, clock)
         if differ:
-            self.report.found.append(f"{len(differ)} messages: row and history disagree; the later time is kept")
+            self.report.found.append(
+                f"{counted(len(differ), 'message')}: row and history disagree; the later time is kept"
+            )
 
     def _believe(self, each: Entered, clock: int) -> None:
         if max(each.sent, each.own_expiry or 0) > NUMBER_MAX:
@@ -275,12 +278,14 @@ class Salvage:
             if not (self._doubt[name] or (self._fillable and name == "message")):
                 continue
             if count := self._fill(table, self._elsewhere(table)):
-                self.report.found.append(f"{name}: {count} rows came from older or stray pages of veilmq.db")
+                self.report.found.append(f"{name}: {counted(count, 'row')} came from older or stray pages of veilmq.db")
             if backup is None or branched:
                 continue
             if count := self._fill(table, self._in_backup(table, backup), is_newest=is_newest):
                 taken += count * (name == "message")
-                self.report.found.append(f"{name}: {count} rows came from the backup {backup.database.parent}")
+                self.report.found.append(
+                    f"{name}: {counted(count, 'row')} came from the backup {backup.database.parent}"
+                )
         if is_newest:
             self.report.tables_in_doubt = sorted({*self.report.tables_in_doubt}.difference(_FILLED))
         self._place_journal()
@@ -402,10 +407,10 @@ class Salvage:
         pages = (self._image[number] for number in range(2, self._image.count + 1))
         contents = chain((frame.content for frame in reversed(self._frames)), pages)
         if found := self._find(wanted, chain.from_iterable(map(self._messages_in, contents))):
-            self.report.found.append(f"{found} messages came from old pages of veilmq.db or veilmq.db-wal")
+            self.report.found.append(f"{counted(found, 'message')} came from old pages of veilmq.db or veilmq.db-wal")
         if backup is None or not (found := self._find(wanted, self._wanted_in(backup, wanted), is_newest=is_newest)):
             return 0
-        self.report.found.append(f"{found} messages came from the backup {backup.database.parent}")
+        self.report.found.append(f"{counted(found, 'message')} came from the backup {backup.database.parent}")
         return found
 
     def _find(self, wanted: dict[int, bytes], rows_found: Iterable[Values], *, is_newest: bool = False) -> int:
@@ -463,7 +468,7 @@ class Salvage:
         queues, table = incarnations(self.target), self._tables["message"]
         for of, count in Counter(of for each, of in unknown.items() if not self._is_there(table, each)).items():
             self.report.may_miss = True
-            what = f"{count} messages are perhaps missing, of which only an index or a lease is left"
+            what = f"{counted(count, 'message')} perhaps missing, of which only an index or a lease is left"
             self.report.found.append(f"queue {names.get(queues.get(of, 0), 'unknown')}: {what}")
         if any(self._doubt[name] for name in _OF_MESSAGES) and not self.history_is_whole:
             self.report.may_miss = True
