@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from veilmq.client.messages import Received
 from veilmq.client.tracing import COUNT, ID, Tracing
-from veilmq.client.worker.job import Result, Verdict
+from veilmq.client.worker.job.results import Result, Verdict
 from veilmq.model.errors import CapabilityMissing
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from contextlib import suppress
 from typing import Any, Final
 
 from veilmq.client.shared.threads import DaemonPool, InOneProcess
-from veilmq.client.worker.job import STOPPED, AsyncJob, Hand, Job, Result, call, of_error, of_return
+from veilmq.client.worker.job import AsyncJob, Hand, Job
+from veilmq.client.worker.job.results import STOPPED, Result, call, of_error, of_return
 from veilmq.client.worker.runners.flow import Flow
 
 _BLOCKING_MAX: Final = 32

@@ -24,7 +24,8 @@ from veilmq.client.clock import Clock
 from veilmq.client.shared import checks
 from veilmq.client.shared.threads import Alarm, DaemonPool
 from veilmq.client.worker.guard import Begun, Claim, Done, Guard, Prolonging, Superseded
-from veilmq.client.worker.job import STOPPED, Cause, Hand, HeldClaim, Result, Verdict, of_error
+from veilmq.client.worker.job import Cause, Hand, HeldClaim
+from veilmq.client.worker.job.results import STOPPED, Result, Verdict, of_error
 from veilmq.client.worker.metrics import Counts, Spans
 from veilmq.client.worker.options import Options, chance
 from veilmq.client.worker.runners.settling import Settling

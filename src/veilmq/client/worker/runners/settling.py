@@ -20,7 +20,8 @@ from veilmq.client.queue import Queue, is_closed
 from veilmq.client.shared import body_of_copy
 from veilmq.client.shared.outages import Outages
 from veilmq.client.worker.guard import Superseded
-from veilmq.client.worker.job import Cause, Hand, HandlerFailed, Result, Verdict, of_error
+from veilmq.client.worker.job import Cause, Hand
+from veilmq.client.worker.job.results import HandlerFailed, Result, Verdict, of_error
 from veilmq.client.worker.metrics import Counts
 from veilmq.client.worker.options import Backoff, ErrorReport, Options, chance
 from veilmq.model.errors import (

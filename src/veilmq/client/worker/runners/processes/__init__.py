@@ -25,7 +25,8 @@ from typing import Any, Final
 import msgspec
 
 from veilmq.client.shared.threads import DaemonPool
-from veilmq.client.worker.job import STOPPED, Hand, Result
+from veilmq.client.worker.job import Hand
+from veilmq.client.worker.job.results import STOPPED, Result
 from veilmq.client.worker.options import Backoff, chance
 from veilmq.client.worker.runners.flow import Flow, failed
 from veilmq.client.worker.runners.processes.child import PARENTS_SIGNALS, Item, carried, packed, run_child

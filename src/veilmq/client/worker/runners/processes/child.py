@@ -22,8 +22,9 @@ import msgspec
 
 from veilmq.client.clock import SYSTEM
 from veilmq.client.messages import Received
-from veilmq.client.worker.job import Cancellation, Cause, Job, Result, Verdict, call
+from veilmq.client.worker.job import Cancellation, Cause, Job
 from veilmq.client.worker.job.checkpoints import encode_state
+from veilmq.client.worker.job.results import Result, Verdict, call
 from veilmq.model.errors import LeaseExpired, ParameterInvalid, VeilError, as_fields
 
 GONE = 70
