@@ -25,6 +25,7 @@ from veilmq.client.large import PointerFormat
 from veilmq.client.messages import Extension, Received
 from veilmq.client.queue import Queue
 from veilmq.model.errors import LeaseError, ReceiptInvalid, VeilError
+from veilmq.model.wording import counted
 from veilmq.pipeline.drain import bad_records, batches
 from veilmq.pipeline.drain.batches import Batch, BatchLeases, Remembered
 from veilmq.pipeline.drain.batches.backlog import Backlog
@@ -57,7 +58,7 @@ class Driver:
         """`wrap`: wraps the queue of the option url, to inject faults."""
         self._options, self._clock = options, clock
         queue: object = opened(options, clock)
-        self._many = queue if isinstance(queue, Queues) else None
+        self._queues = queue if isinstance(queue, Queues) else None
         self._queue = wrap(cast(Queue, queue))
         try:
             _check_lease(options, self._queue)
@@ -84,10 +85,10 @@ class Driver:
             self._siblings = Siblings(Path(options.group), Path(options.directory), self._queue.name)
         self._is_adopted = False
         self._start = Offset()
-        if self._many is None:
+        if self._queues is None:
             self._backlog = Backlog(self._queue.stats, clock)
         else:
-            self._backlog = Backlog(self._many.known, clock, 0)
+            self._backlog = Backlog(self._queues.known, clock, 0)
 
     def close(self) -> None:
         """Close everything; leases expire by themselves."""
@@ -101,7 +102,7 @@ class Driver:
 
     def prepare(self) -> None:
         """AvailableNow: messages that arrive from now on belong to the next run."""
-        stats = self._asked(self._queue.stats if self._many is None else self._many.prepare)
+        stats = self._asked(self._queue.stats if self._queues is None else self._queues.prepare)
         self._target = self._emitted + total(stats)
         self._backlog.note(stats)
 
@@ -126,7 +127,7 @@ class Driver:
         leases = BatchLeases(self._queue, messages, self._options.lease, self._clock)
         leases.start()
         try:
-            offset = self.directory.write(seq, table_of(messages, seq, None if self._many is None else parted))
+            offset = self.directory.write(seq, table_of(messages, seq, None if self._queues is None else parted))
         except BaseException:
             # Nobody will commit these messages: they come back when their leases end.
             leases.stop()
@@ -174,11 +175,11 @@ class Driver:
 
     def _in_order(self, messages: list[Received]) -> list[Received]:
         """By queue, and by sequence number on FIFO queues."""
-        if self._many is not None:
-            self._many.emitted(messages)
+        if self._queues is not None:
+            self._queues.emitted(messages)
             messages.sort(key=lambda each: parted(each.id)[0])
         if self._queue.capabilities.native_fifo:
-            messages.sort(key=lambda each: (parted(each.id)[0] if self._many else "", each.sequence_number or 0))
+            messages.sort(key=lambda each: (parted(each.id)[0] if self._queues else "", each.sequence_number or 0))
         return messages
 
     def _wanted(self, rows: int | None) -> int:
@@ -194,8 +195,8 @@ class Driver:
         options = self._options
         room = self._room
         room.begin()
-        if self._many is not None:
-            self._asked(partial(self._many.plan, wanted))
+        if self._queues is not None:
+            self._asked(partial(self._queues.plan, wanted))
         # The first messages received must be leased in time, and more than can be received within a lease can never be
         # held.
         until = self._clock.monotonic() + options.lease / _PARTS
@@ -237,7 +238,7 @@ class Driver:
         if done:
             self._asked(lambda: self._queue.delete_batch(done))
         if left := len(claims) - len(done):
-            log.info("queue %s: %d messages are left to another drain of the group", self._queue.name, left)
+            log.info("queue %s: left %s to another drain of the group", self._queue.name, counted(left, "message"))
         return list(claims)
 
     def _delete_remembered(self, again: list[Received]) -> None:
@@ -285,7 +286,8 @@ class Driver:
         handles = [each.handle for each in batches.loaded(path)]
         path.unlink()
         each_chunk(self._pool, self._release, handles, _RELEASED_ROWS)
-        log.info("queue %s: %d messages of a batch that was never logged go back", self._queue.name, len(handles))
+        count = counted(len(handles), "message")
+        log.info("queue %s: gave back %s of a batch that was never logged", self._queue.name, count)
 
     def _release(self, handles: list[str]) -> None:
         """Release what is still ours; a message that cannot be released comes back when its lease ends."""
