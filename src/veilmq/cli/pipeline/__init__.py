@@ -42,8 +42,7 @@ Json = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]
 Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Write the job's tables there.")]
 Format = Annotated[str, typer.Option("--format", metavar="FORMAT", help="Of tables: parquet or delta.")]
 Checkpoint = Annotated[
-    Path | None,
-    typer.Option("--checkpoint", metavar="DIR", help="If --out is a URL: where Spark keeps its progress."),
+    Path | None, typer.Option("--checkpoint", metavar="DIR", help="If --out is a URL: where Spark keeps its progress.")
 ]
 Publish = Annotated[
     bool, typer.Option("--publish", help="Send the plans to the server; each queue's `adaptive` says what they do.")
@@ -89,10 +88,7 @@ OPTIONS: Final[dict[str, tuple[Any, Any]]] = {
     "out": (Out, None),
     "format": (Format, "parquet"),
     "as_json": (Json, False),
-    "start": (
-        Annotated[str | None, typer.Option("--from", metavar="OFFSET", help="Begin with this offset.")],
-        None,
-    ),
+    "start": (Annotated[str | None, typer.Option("--from", metavar="OFFSET", help="Begin with this offset.")], None),
     "until": (Annotated[int | None, typer.Option("--until", metavar="OFFSET", help="End before this offset.")], None),
 }
 
@@ -241,8 +237,7 @@ def _loop(
         str | None, typer.Option("--every", metavar="TIME", help="Run again after so long, say 15m [run once].")
     ] = None,
     retention_days: Annotated[
-        int,
-        typer.Option("--retention-days", metavar="N", min=0, max=_DAYS_MAX, help="Forget results that are older."),
+        int, typer.Option("--retention-days", metavar="N", min=0, max=_DAYS_MAX, help="Forget results that are older.")
     ] = 30,
     publish: Publish = False,
 ) -> None:
@@ -321,8 +316,7 @@ def _check(
         typer.Argument(metavar="TABLE", help="A directory, or a URL as the Delta sink takes it.", show_default=False),
     ],
     storage: Annotated[
-        Path | None,
-        typer.Option("--storage", metavar="FILE", help="The Delta sink's option storage, as a JSON file."),
+        Path | None, typer.Option("--storage", metavar="FILE", help="The Delta sink's option storage, as a JSON file.")
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -88,15 +88,7 @@ def _checkpoint(out: Any, given: Path | None) -> Path | str | None:
     return None if given is None else place_of(given)
 
 
-def replay(
-    table: Path,
-    queue: str,
-    where: str | None,
-    key: str | None,
-    where_it_runs: Where,
-    *,
-    as_json: bool,
-) -> None:
+def replay(table: Path, queue: str, where: str | None, key: str | None, where_it_runs: Where, *, as_json: bool) -> None:
     """Send the rows of a table to a queue. Raises Failure."""
     with reported():
         from veilmq.pipeline.sinks.queue import replay as job

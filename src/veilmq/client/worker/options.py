@@ -260,8 +260,7 @@ def check_queue(options: Options, queue: Queue) -> None:
     check_lease("lease", first_lease(options), capabilities)
     if wait is not None and wait > capabilities.wait_max:
         raise ParameterInvalid(
-            parameter="wait",
-            reason=f"{wait:g} s is above the {capabilities.wait_max:g} s of {capabilities.protocol}",
+            parameter="wait", reason=f"{wait:g} s is above the {capabilities.wait_max:g} s of {capabilities.protocol}"
         )
 
 
