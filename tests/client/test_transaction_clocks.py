@@ -2,7 +2,7 @@
 
 import pytest
 from tests.client.clocks_apart import HOUR, Apart
-from tests.client.test_transaction_queue import KINDS, Place, left_behind
+from tests.client.transaction_stage import KINDS, Place, left_behind
 from tests.support.embedded import EmbeddedClient
 
 from veilmq.client.messages import Message
