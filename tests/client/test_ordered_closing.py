@@ -10,8 +10,8 @@ from pathlib import Path
 import fsspec
 import pytest
 from msgspec.structs import replace
+from tests.client.ordered_stage import LOST, UNREACHED, Failing, Memory, bodies, drain
 from tests.client.test_forked import code_of, in_child
-from tests.client.test_ordered_queue import LOST, UNREACHED, Failing, Memory, bodies, drain
 from tests.client.test_ordered_storages import ALL, Make, connection
 from tests.support.embedded import EmbeddedClient
 
