@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -235,6 +236,61 @@ def test_a_child_that_leaves_its_parents_handler_settles_nothing(
         options = Options(kind=kind, poison_after=1, dead_letter_queue="dead", guard=guard)
         assert Worker(queue, handler, wait=0, **options).run(messages_max=1).outcomes == {"done": 1}
         assert (dead.stats().visible, queue.stats().in_flight) == (0, 0)
+
+
+@pytest.mark.slow
+def test_a_child_that_leaves_a_callback_of_its_parents_settles_nothing(
+    veilmq_server: LocalServer, tmp_path: Path
+) -> None:
+    called: list[str] = []
+
+    def fork_in(name: str, value: Any = None) -> Any:
+        called.append(name)
+        forking(name)
+        return value
+
+    with veilmq.connect(URLS["veil"](veilmq_server)) as queue:
+        queue.send_batch(["one", "two"])
+        worker = Worker(
+            queue,
+            lambda job: 1 / (job.body == "one"),
+            lease=lambda message: fork_in("lease", 30),
+            guard=DirectoryGuard(tmp_path),
+            guard_key=lambda message: fork_in("guard_key", message.body),
+            on_result=lambda message, value: fork_in("on_result"),
+            error_report=lambda line: fork_in("error_report", line),
+            wait=0,
+        )
+        assert worker.run(messages_max=2).outcomes == {"done": 1, "failed": 1}
+    assert sorted(called) == ["error_report", "guard_key", "guard_key", "lease", "lease", "on_result"]
+
+
+def test_a_child_of_a_handler_ends_by_sigterm_but_not_by_ctrl_c(tmp_path: Path) -> None:
+    """`Process.terminate()` is SIGTERM; Ctrl-C goes to all processes of a terminal, and the drain waits for them."""
+    codes: list[int] = []
+
+    def handler(job: object) -> None:
+        ready, tell = os.pipe()
+
+        def idle() -> bool:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.write(tell, b".")
+            while True:
+                signal.pause()
+
+        pid = in_child(idle)
+        os.close(tell)
+        with open(ready, "rb") as told:
+            told.read(1)
+        os.kill(pid, signal.SIGTERM)
+        codes.append(code_of(pid))
+
+    with EmbeddedAccount(tmp_path) as account:
+        account.create("jobs")
+        queue = account.queue("jobs")
+        queue.send("one")
+        assert Worker(queue, handler, wait=0).run(signals=True, messages_max=1).outcomes == {"done": 1}
+    assert codes == [-signal.SIGTERM]
 
 
 def test_a_receiver_on_a_parents_directory_tells_every_caller_of_the_child_at_once(tmp_path: Path) -> None:

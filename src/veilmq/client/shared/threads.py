@@ -123,7 +123,7 @@ class InOneProcess:
     ) -> None:
         if os.getpid() != self._pid and kind is not GeneratorExit:  # a coroutine of the parent's is discarded
             try:
-                log.error("a process forked by a handler left the handler: end it with os._exit()", exc_info=error)
+                log.error("a process forked by a handler or callback left that: end it by os._exit()", exc_info=error)
             finally:
                 os._exit(1)
 
@@ -157,6 +157,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 IDLE_SECONDS: Final = 60.0
+
+
+def in_one_process(call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Make a call of the user's code: see `InOneProcess`."""
+    with InOneProcess(os.getpid()):
+        return call(*args, **kwargs)
 
 
 class _Task:

@@ -11,17 +11,17 @@ Source: the issues of documents 003 and 004 on processing times; docs/patterns/w
 
 import inspect
 import logging
-import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from queue import SimpleQueue
-from types import FrameType, TracebackType
-from typing import Any, Final, Self, Unpack
+from types import TracebackType
+from typing import Any, Self, Unpack
 
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.queue import Queue
 from veilmq.client.shared import checks
+from veilmq.client.shared.signals import StopSignals
 from veilmq.client.shared.threads import Anew, Unpicklable
 from veilmq.client.worker.guard import (
     Begun,
@@ -73,7 +73,6 @@ __all__ = [
     "worker",
 ]
 
-SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 log = logging.getLogger("veilmq.worker")
 
 
@@ -171,7 +170,7 @@ class Worker(Unpicklable, Anew):
                 until_empty=until_empty,
                 messages_max=messages_max,
             )
-            with self._signals_handled() if signals else nullcontext():
+            with StopSignals(self.stop) if signals else nullcontext():
                 run.go()
             return run.counts
         finally:
@@ -232,20 +231,6 @@ class Worker(Unpicklable, Anew):
             log.error("%s ends: %s", what, error, exc_info=None if isinstance(error, VeilError) else error)
         finally:
             self._runs_in = None
-
-    @contextmanager
-    def _signals_handled(self) -> Iterator[None]:
-        # A process that a handler forks keeps these: a signal to the whole group must not end it in the drain.
-        def stop(number: int, frame: FrameType | None) -> None:
-            self.stop()
-
-        before = {number: signal.signal(number, stop) for number in SIGNALS}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                # None: a program that embeds Python had set a handler that Python cannot restore.
-                signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 def worker(queue: Queue | str, **options: Unpack[Options]) -> Callable[[Callable[[Any], Any]], Worker]:

@@ -27,6 +27,7 @@ from veilmq.client.keeper import LeaseKeeper
 from veilmq.client.messages import Received
 from veilmq.client.queue import Queue, is_closed
 from veilmq.client.routed import RoutedQueue
+from veilmq.client.shared.threads import in_one_process
 from veilmq.client.worker.job import Cause, Hand
 from veilmq.client.worker.metrics import Counts, Spans
 from veilmq.client.worker.options import (
@@ -243,7 +244,7 @@ class Intake:
         if not callable(wanted):
             return None
         try:
-            seconds = float(wanted(message))
+            seconds = float(in_one_process(wanted, message))
             if math.isnan(seconds):
                 raise ValueError("it gave no number")
             return min(max(seconds, self._able.lease_min), self._able.lease_max)

@@ -22,7 +22,7 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from veilmq.client.clock import Clock
 from veilmq.client.shared import checks
-from veilmq.client.shared.threads import Alarm, DaemonPool
+from veilmq.client.shared.threads import Alarm, DaemonPool, in_one_process
 from veilmq.client.worker.guard import Begun, Claim, Done, Guard, Prolonging, Superseded
 from veilmq.client.worker.job import Cause, Hand, HeldClaim
 from veilmq.client.worker.job.results import STOPPED, Result, Verdict, of_error
@@ -418,7 +418,7 @@ class Flow:
     def _begin(self, hand: Hand, guard: Guard) -> bool | None:
         """Like `_sort_out`; None: the message has the claim."""
         key_of = self.options["guard_key"]
-        key = hand.key if key_of is None else checks.text(key_of(hand.message), "guard_key")
+        key = hand.key if key_of is None else checks.text(in_one_process(key_of, hand.message), "guard_key")
         held_until = hand.lease.held_until
         wall = self.clock.wall()
         until = wall + max(held_until - self.clock.monotonic(), 0.0)

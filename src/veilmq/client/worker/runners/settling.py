@@ -19,6 +19,7 @@ from veilmq.client.messages import Message, Received
 from veilmq.client.queue import Queue, is_closed
 from veilmq.client.shared import body_of_copy
 from veilmq.client.shared.outages import Outages
+from veilmq.client.shared.threads import in_one_process
 from veilmq.client.worker.guard import Superseded
 from veilmq.client.worker.job import Cause, Hand
 from veilmq.client.worker.job.results import HandlerFailed, Result, Verdict, of_error
@@ -135,7 +136,7 @@ class Settling:
     def _call_back(self, callback: Callable[..., object], *values: Any) -> None:
         """Call a user's callback. Its errors are logged and stop nothing; even its sys.exit() ends no thread."""
         try:
-            callback(*values)
+            in_one_process(callback, *values)
         except BaseException:
             log.exception("queue %s: a callback failed", self._queue.name)
 
@@ -234,7 +235,7 @@ class Settling:
             line = failure.error
         elif callable(wanted):
             try:
-                line = str(wanted(failure.error))
+                line = in_one_process(lambda: str(wanted(failure.error)))
             except BaseException:
                 log.exception(
                     "queue %s: error_report failed: the failure is reported without the error's text", self._queue.name
