@@ -22,9 +22,11 @@ __version__ = "0.2.0.dev0"
 __all__ = ["__version__", "connect", "connect_account"]
 
 
-def __getattr__(name: str) -> "Any":
-    if name in {"connect", "connect_account"}:
-        from veilmq.client.adapters import connect as door
+if not TYPE_CHECKING:  # a type checker would take each name that is misspelt for one of these
 
-        return getattr(door, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name: str) -> "Any":
+        if name in {"connect", "connect_account"}:
+            from veilmq.client.adapters import connect as door
+
+            return getattr(door, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

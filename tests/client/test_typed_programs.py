@@ -11,6 +11,20 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs" / "patterns").glob("*.md"))
 _PROGRAM = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
+_CHECKED = """
+import veilmq
+from veilmq.client.encrypted import EncryptedQueue, KeyFile
+from veilmq.client.errors import Unreadable
+from veilmq.client.messages import Received
+from veilmq.client.queue import Queue
+
+def aside(inner: Queue, came: Received, why: Unreadable) -> None: ...
+
+EncryptedQueue(veilmq.connect("veil://host/jobs"), KeyFile("keys.json"), unreadable=aside)
+veilmq.conect("veil://host/jobs")  # type: ignore[attr-defined]
+"""
+"""A policy whose parameters have other names than ours, and a name that is misspelt: only that is an error."""
+
 
 def checked(directory: Path, *options: str) -> str:
     command = [sys.executable, "-m", "mypy", "--config-file=", f"--cache-dir={directory / 'cache'}", *options]
@@ -33,5 +47,7 @@ def test_the_programs_of_the_patterns_pages_fit_the_types(tmp_path: Path) -> Non
             names.append(f"{page.stem.replace('-', '_')}.py")
             (tmp_path / names[-1]).write_text(found[1])
     assert len(names) >= 9
-    unsaid = ["--disable-error-code=var-annotated", "--check-untyped-defs"]
+    names.append("checked.py")
+    (tmp_path / names[-1]).write_text(_CHECKED)
+    unsaid = ["--disable-error-code=var-annotated", "--check-untyped-defs", "--warn-unused-ignores"]
     assert checked(tmp_path, *unsaid, *names).startswith("Success")

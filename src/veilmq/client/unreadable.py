@@ -35,7 +35,7 @@ log = logging.getLogger("veilmq.client")
 class Policy(Protocol):
     """Handles one unreadable message."""
 
-    def __call__(self, queue: Queue, message: Received, error: Unreadable) -> None:
+    def __call__(self, queue: Queue, message: Received, error: Unreadable, /) -> None:
         """`message` is as `queue` returned it, body and handle. A VeilError raised here is only logged."""
         ...
 

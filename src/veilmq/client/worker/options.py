@@ -134,11 +134,11 @@ class Options(TypedDict, total=False):
     """A child process that still runs this long after its cancellation is killed; default 10."""
     give_up_after: Annotated[float | None, None]
     """If receives fail for this long, the run ends with their error; None: never."""
-    on_lost: Annotated[Callable[[Any], object] | None, None]
+    on_lost: Annotated[Callable[[Received], object] | None, None]
     """`on_lost(received)`: a lease was lost, or a delete came too late."""
     on_error: Annotated[Callable[[VeilError], object] | None, None]
     """`on_error(error)`: a call to the queue failed and will be retried."""
-    on_result: Annotated[Callable[[Any, Any], object] | None, None]
+    on_result: Annotated[Callable[[Received, Any], object] | None, None]
     """`on_result(received, value)`: the work is done, now or (with a guard) before."""
     metrics: Annotated[Meter | None, None]
     """For example a `PrometheusMeter`."""
