@@ -608,6 +608,17 @@ class TestParameters:
             with pytest.raises(ParameterInvalid, match="handler: is called with one argument"):
                 Worker(stage.queue, wrong)
 
+        def generator(job: Any) -> Any:
+            yield
+
+        async def asynchronous(job: Any) -> Any:
+            yield
+
+        for kind, never in (("threads", generator), ("threads", asynchronous), ("async", asynchronous)):
+            with pytest.raises(ParameterInvalid, match="handler: is a generator function"):
+                Worker(stage.queue, never, kind=kind)
+        Worker(stage.queue, generator, batch=2)  # it yields the jobs that failed
+
         # A decorator adds the second argument; or nobody can tell what the arguments are.
         def with_one_more(job: Any, more: Any) -> None: ...
 

@@ -591,10 +591,10 @@ class _Awaitable:
         yield
 
 
-_HIDDEN = functools.partial(lambda run, job: run(job), _coroutine)
+_HIDDEN = [functools.partial(lambda run, job: run(job), each) for each in (_coroutine, _generator, _asynchronous)]
 
 
-@for_each("handler", [_HIDDEN, _generator, _asynchronous, _future, _Awaitable])
+@for_each("handler", [*_HIDDEN, _future, _Awaitable])
 def test_work_that_was_not_begun_is_not_done(stage: Stage, handler: Any) -> None:
     """A decorator that hides an async handler, say, or a handler that submits to a pool: its message was deleted."""
     stage.send("a")

@@ -91,7 +91,7 @@ class Worker(Unpicklable, Anew):
         self.handler = handler
         self.options = complete(options)
         self._clock = clock
-        _check_handler(handler, self.options["kind"])
+        _check_handler(handler, self.options)
         if not isinstance(queue, str):
             check_queue(self.options, queue)
         self._here()
@@ -244,11 +244,16 @@ def _connect(url: str) -> Queue:
     return connect(url)
 
 
-def _check_handler(handler: Any, kind: str) -> None:
+def _check_handler(handler: Any, options: Options) -> None:
     if not callable(handler):
         raise ParameterInvalid(parameter="handler", reason=f"{handler!r} cannot be called")
-    call = getattr(handler, "__call__", None)  # noqa: B004 an object with an async __call__ is a coroutine function too
-    coroutine = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(call)
+    kind = options["kind"]
+    called = (handler, getattr(handler, "__call__", None))  # noqa: B004 an object's own may be a coroutine function
+    generator = options["batch"] is None and any(map(inspect.isgeneratorfunction, called))
+    if generator or any(map(inspect.isasyncgenfunction, called)):
+        reason = "is a generator function, of which nothing would run: let it return, in the place of yield"
+        raise ParameterInvalid(parameter="handler", reason=reason)
+    coroutine = any(map(inspect.iscoroutinefunction, called))
     if coroutine != (kind is Kind.ASYNC):
         reason = "is a coroutine function: kind=async runs it" if coroutine else "kind=async needs a coroutine function"
         raise ParameterInvalid(parameter="handler", reason=reason)
