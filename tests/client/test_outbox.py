@@ -21,7 +21,7 @@ from tests.client.test_forked import code_of, in_child
 from tests.support.embedded import EmbeddedClient
 
 from veilmq.client.encrypted import EncryptedQueue, KeyFile, add_key, new_key
-from veilmq.client.errors import TransportError
+from veilmq.client.errors import ServiceError, TransportError
 from veilmq.client.messages import Message, Sent, Template
 from veilmq.client.outbox import ATTRIBUTE, Outbox, Relay, _Row
 from veilmq.client.queue import Capabilities, Queue
@@ -571,6 +571,15 @@ def test_a_queue_that_is_away_is_a_line_in_the_log(place: Place, caplog: pytest.
     ]
     levels = [(record.levelname, record.exc_info is not None) for record in caplog.records]
     assert levels == [("WARNING", False), ("WARNING", False), ("ERROR", True), ("WARNING", False)]
+
+    # A service that throttles, and then refuses.
+    caplog.clear()
+    for code in ("Throttling", "Throttling", "AccessDenied", "Throttling"):
+        outages.failed("receiving", ServiceError(code=code, status=400, request_id="", message="no"))
+    assert [record.getMessage() for record in caplog.records] == [
+        "outbox: receiving failed: Throttling: no (status 400)",
+        "outbox: receiving failed: AccessDenied: no (status 400) (failures since the last line: 2)",
+    ]
 
     # Every second try fails, for two minutes: two lines a minute, and each failure is in a number.
     caplog.clear()

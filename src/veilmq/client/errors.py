@@ -65,6 +65,9 @@ class ServiceError(VeilError):
     message: str
     summary = "{code}: {message} (status {status}, request {request_id})"
 
+    def __str__(self) -> str:
+        return super().__str__().replace(", request )", ")")  # a proxy in between gives no id
+
     @property
     def retryable(self) -> bool:
         """Throttled, or an internal error of the service: the same call may succeed later."""

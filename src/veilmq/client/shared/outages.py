@@ -1,9 +1,9 @@
 """What is logged of calls that fail again and again: a queue that is away for an hour must not fill the log.
 
-Strategy: of each kind of call and error, the first failure is logged, and while it lasts one line every
-`EVERY_SECONDS`. A line has the number of the call's failures since the line before it. The first success after failures
-that were not logged is logged too. If a call fails and works alternately, that is one such pair of lines in
-`EVERY_SECONDS`.
+Strategy: of each kind of call and error (each code of a ServiceError is a kind), the first failure is logged, and
+while it lasts one line every `EVERY_SECONDS`. A line has the number of the call's failures since the line before it.
+The first success after failures that were not logged is logged too. If a call fails and works alternately, that is one
+such pair of lines in `EVERY_SECONDS`.
 """
 
 import logging
@@ -11,6 +11,7 @@ import threading
 from typing import Final
 
 from veilmq.client.clock import Clock
+from veilmq.client.errors import ServiceError
 from veilmq.model.errors import VeilError
 
 EVERY_SECONDS: Final = 60.0
@@ -26,13 +27,13 @@ class Outages:
         self._lock = threading.Lock()
         self._unlogged: dict[str, int] = {}
         """By call: its failures since the last line about it."""
-        self._silent_until: dict[tuple[str, type[BaseException]], float] = {}
+        self._silent_until: dict[tuple[str, type[BaseException], str], float] = {}
         self._failing: set[str] = set()
         """The calls whose last line says that they failed."""
 
     def failed(self, call: str, error: BaseException) -> None:
         """The call failed. An error that is no VeilError is logged as an error, with its traceback."""
-        kind = (call, type(error))
+        kind = (call, type(error), error.code if isinstance(error, ServiceError) else "")
         with self._lock:
             failures = self._unlogged.get(call, 0) + 1
             now = self._clock.monotonic()
@@ -40,6 +41,8 @@ class Outages:
                 self._unlogged[call] = failures
                 return
             self._unlogged.pop(call, None)
+            # Only those that are still silent: a proxy may make up any number of codes.
+            self._silent_until = {each: until for each, until in self._silent_until.items() if now < until}
             self._silent_until[kind] = now + EVERY_SECONDS
             self._failing.add(call)
         often = f" (failures since the last line: {failures})" if failures > 1 else ""
