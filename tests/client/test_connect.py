@@ -158,6 +158,7 @@ class TestUrls:
         with pytest.raises(QueueMissing) as missing:
             connect(f"veil://{tmp_path}/data?queue=other")
         assert "create=1" in missing.value.__notes__[0]
+        assert pickle.loads(pickle.dumps(missing.value)).__notes__ == missing.value.__notes__
         with connect_account(f"veil://{tmp_path}/data") as account:  # type: ignore[attr-defined]
             assert account.names() == ["jobs"]
 
@@ -248,6 +249,8 @@ class TestUrls:
     def test_an_account_has_no_queue(self, tmp_path: Path) -> None:
         with pytest.raises(ParameterInvalid):
             connect_account(f"veil://{tmp_path}/data?queue=jobs")
+        with pytest.raises(ParameterInvalid, match=r"/ at the end \(azure://\.\.\./ACCOUNT/\)"):
+            connect_account("azure://127.0.0.1:1/devstoreaccount1?tls=0")
         with connect_account(f"veil://{tmp_path}/data?create=1") as account:  # type: ignore[attr-defined]
             account.create("jobs")
             assert account.names() == ["jobs"]

@@ -1,5 +1,6 @@
 """What a worker asks of its guard: when a claim begins, how long it lasts, and what is no poison because of it."""
 
+import pickle
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -186,8 +187,10 @@ def test_prolonging_is_fenced(guard: Guard, embedded: EmbeddedClient, kept: bool
     guard.finish("k", 2, "done")
     with pytest.raises(Superseded):
         guard.prolong("k", 2, now, now + 500)
-    with pytest.raises(Superseded):
+    with pytest.raises(Superseded) as late:
         guard.prolong("unknown", 1, now, now + 500)
+    again = pickle.loads(pickle.dumps(late.value))
+    assert (again.key, str(again)) == ("unknown", "unknown was taken over by a newer delivery")
 
 
 def test_a_guard_of_ones_own_need_not_prolong(embedded: EmbeddedClient, queue: Queue) -> None:

@@ -60,11 +60,17 @@ class VeilError(Exception):
         return f"{type(self).__name__}({values})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_made, (type(self), as_fields(self)), {"request_id": self.request_id} if self.request_id else None)
+        # Beside the fields: the request id, and the notes, which may say what to do.
+        rest = {name: value for name, value in vars(self).items() if name not in self.fields}
+        return (_made, (type(self), as_fields(self)), rest or None)
 
 
 def _made(kind: type[VeilError], values: dict[str, Any]) -> VeilError:
     return kind(**values)
+
+
+def _seconds(duration_us: int) -> int:
+    return -(-duration_us // 1_000_000)
 
 
 class UsageError(VeilError):
@@ -125,6 +131,9 @@ class QueueDeletedRecently(UsageError):
     wait_us: int
     summary = "queue {queue} was deleted recently"
 
+    def __str__(self) -> str:
+        return f"{super().__str__()}: create it in {_seconds(self.wait_us)} s"
+
 
 class PurgeInProgress(UsageError):
     """The last purge was less than the cool-down ago (SQS: 60 s)."""
@@ -133,13 +142,16 @@ class PurgeInProgress(UsageError):
     wait_us: int
     summary = "queue {queue} was purged recently"
 
+    def __str__(self) -> str:
+        return f"{super().__str__()}: purge it again in {_seconds(self.wait_us)} s"
+
 
 class MessageTooLarge(UsageError):
     """Body and attributes exceed the queue's limit."""
 
     size_bytes: int
     limit_bytes: int
-    summary = "message of {size_bytes} bytes exceeds {limit_bytes}"
+    summary = "message of {size_bytes} bytes exceeds the limit of {limit_bytes} bytes"
 
 
 class ReceiptInvalid(UsageError):

@@ -70,6 +70,7 @@ class TestPurge:
             stage.reopen()
         error = refused(stage.purge(queue, cooldown_us=MINUTE_US), PurgeInProgress)
         assert error.wait_us == 1  # type: ignore[attr-defined]
+        assert str(error).endswith("recently: purge it again in 1 s")
         expect(stage.purge(queue), Purged)
         stage.later(MINUTE_US)
         expect(stage.purge(queue, cooldown_us=MINUTE_US), Purged)

@@ -121,6 +121,7 @@ class TestQueues:
         stage.reopen()
         error = refused(_create(stage, cooldown_us=MINUTE_US), QueueDeletedRecently)
         assert error.wait_us == 1  # type: ignore[attr-defined]
+        assert str(error).endswith("recently: create it in 1 s")
         stage.later(1)
         assert expect(_create(stage, cooldown_us=MINUTE_US), QueueCreated).created
 

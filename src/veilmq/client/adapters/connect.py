@@ -269,9 +269,12 @@ def connect_account(source: Any) -> Account:
         return account
     address = parse_url(source)
     if address.queue is not None:
-        raise ParameterInvalid(
-            parameter="url", reason="names a queue: connect_account takes it without (.../ at its end)"
-        )
+        reason = "names a queue: connect_account takes it without, and with / at the end"
+        if address.kind == "azure" and address.account is None:
+            reason = "ends with the account's name: connect_account takes it with / at the end (azure://.../ACCOUNT/)"
+        elif address.kind == "embedded":
+            reason = "names a queue: connect_account takes it without queue="
+        raise ParameterInvalid(parameter="url", reason=reason)
     return open_address(address)
 
 

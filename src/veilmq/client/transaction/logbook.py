@@ -238,6 +238,8 @@ def check_half(times: Times, capabilities: Capabilities, retention: float | None
         life, parameter, what = retention, "queue", "its retention"
     if life >= times.half_delay:
         reason = f"{what} of {life:g} s must be below the delay of {times.half_delay:g} s, or half messages appear"
+        if not capabilities.ttl:
+            reason += ": create it with a shorter Template(retention=), or say form='logged'"
         raise ParameterInvalid(parameter=parameter, reason=reason)
     needed = times.decided_within + times.life_min
     if life < needed:

@@ -80,8 +80,11 @@ class Superseded(Exception):
     """A newer claim took over the key: this result was not stored."""
 
     def __init__(self, key: str) -> None:
-        super().__init__(f"{key} was taken over by a newer delivery")
+        super().__init__(key)
         self.key = key
+
+    def __str__(self) -> str:
+        return f"{self.key} was taken over by a newer delivery"
 
 
 class Guard(Protocol):
