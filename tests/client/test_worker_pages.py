@@ -1,8 +1,10 @@
 """The code on the pages about workers, checkpoints and guards runs, against a real server."""
 
+import asyncio
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +35,29 @@ def replaced(text: str, *pairs: tuple[str, str]) -> str:
 def test_the_workers_page(veilmq_server: LocalServer) -> None:
     queue = veilmq_server.connect("images")
     queue.send_batch(["1.png 2.png", "3.png"])
-    for block in code("worker.md"):
-        text = replaced(
-            block,
-            ("veil://127.0.0.1:9324/images", veilmq_server.queue_url("images")),
-            ("concurrency=8, prefetch=16)", "concurrency=8, prefetch=16, wait=0.2)"),
-            (".run(signals=True)", ".run(until_empty=True)"),
-        )
-        exec(compile(text, "worker.md", "exec"), {"__name__": "__main__"})
+    program, web = code("worker.md")
+    url = ("veil://127.0.0.1:9324/images", veilmq_server.queue_url("images"))
+    text = replaced(
+        program,
+        url,
+        ("concurrency=8, prefetch=16)", "concurrency=8, prefetch=16, wait=0.2)"),
+        (".run(signals=True)", ".run(until_empty=True)"),
+    )
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(text, "worker.md", "exec"), names)
+    stats = queue.stats()
+    assert (stats.visible, stats.in_flight) == (0, 0)
+
+    resized = threading.Event()
+    names["resize"] = lambda job: resized.set()
+    exec(compile(replaced(web, url), "worker.md", "exec"), names)
+
+    async def serve() -> bool:
+        async with names["lifespan"](names["app"]):
+            await asyncio.to_thread(queue.send, "4.png")
+            return await asyncio.to_thread(resized.wait, 30)
+
+    assert asyncio.run(serve())
     stats = queue.stats()
     assert (stats.visible, stats.in_flight) == (0, 0)
 
