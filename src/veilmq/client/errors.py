@@ -41,9 +41,7 @@ def advised(reason: str) -> str:
         return f"{reason}: the environment names a proxy; for a host that it cannot reach, export NO_PROXY=HOST"
     if "CERTIFICATE_VERIFY_FAILED" in reason and _OTHER_HOST.search(reason) is None:
         return f"{reason}: for a certificate of your own, export SSL_CERT_FILE=FILE with the certificate of its issuer"
-    if _NO_TLS.search(reason) is None:
-        return reason
-    return f"{reason}: the port speaks no TLS; in a URL say tls=0"
+    return f"{reason}: the port speaks no TLS; in a URL say tls=0" if _NO_TLS.search(reason) else reason
 
 
 def strange_answer(error: Exception) -> TransportError:
@@ -155,7 +153,6 @@ class Undecodable(Unreadable):
     """The body is not in the encoding that the adapter expects."""
 
     message: str
-    """Its id."""
     reason: str
     summary = "message {message} cannot be decoded: {reason}"
 
