@@ -85,13 +85,17 @@ class TestKubernetes:
         assert (found.cluster_name, str(found.advertise)) == ("veilmq-0", f"veilmq-0.veilmq-peers:{PORTS['peer']}")
         assert {name: getattr(found, name).port for name in PORTS} == PORTS
         assert {each["name"]: each["containerPort"] for each in CONTAINER["ports"]} == PORTS
-        assert POD["terminationGracePeriodSeconds"] >= 2 * found.shutdown_deadline_s + 5
+        waits, before_s = CONTAINER["lifecycle"]["preStop"]["exec"]["command"]
+        assert (waits, int(before_s) > 0) == ("sleep", True)  # until no node sends new connections any more
+        assert POD["terminationGracePeriodSeconds"] >= int(before_s) + 2 * found.shutdown_deadline_s + 5
         assert POD["initContainers"][0]["command"][-1] == str(found.credentials)
 
     def test_what_one_part_names_another_is(self) -> None:
         labels = STATEFUL["template"]["metadata"]["labels"]
         assert STATEFUL["selector"]["matchLabels"] == labels
-        assert PARTS["PodDisruptionBudget/veilmq"]["spec"]["selector"]["matchLabels"] == labels
+        budget = PARTS["PodDisruptionBudget/veilmq"]["spec"]
+        assert budget["selector"]["matchLabels"] == labels
+        assert budget["unhealthyPodEvictionPolicy"] == "AlwaysAllow"  # else a drain waits until one is ready
         for name in ("veilmq", "veilmq-peers"):
             service = PARTS[f"Service/{name}"]["spec"]
             assert service["selector"] == labels
@@ -99,6 +103,16 @@ class TestKubernetes:
         peers = PARTS["Service/veilmq-peers"]["spec"]
         assert (peers["clusterIP"], peers["publishNotReadyAddresses"]) == ("None", True)
         assert STATEFUL["serviceName"] == "veilmq-peers"
+        policy = PARTS["NetworkPolicy/veilmq"]["spec"]
+        assert policy["podSelector"]["matchLabels"] == labels
+        admitted = {port["port"]: rule["from"] for rule in policy["ingress"] for port in rule["ports"]}
+        assert admitted.keys() == PORTS.keys()
+        assert admitted["peer"] == [{"podSelector": {"matchLabels": labels}}]
+        (once,) = yaml.safe_load_all((DEPLOY / "kubernetes" / "cluster-init.yaml").read_text())
+        init = once["spec"]["template"]["spec"]["containers"][0]
+        assert (init["image"], init["args"]) == (CONTAINER["image"], ["cluster", "init"])
+        assert init["securityContext"] == CONTAINER["securityContext"]
+        assert all(each in CONTAINER["env"] for each in init["env"])
         volumes = {each["name"] for each in POD["volumes"]}
         volumes |= {each["metadata"]["name"] for each in STATEFUL["volumeClaimTemplates"]}
         for each in (CONTAINER, *POD["initContainers"]):

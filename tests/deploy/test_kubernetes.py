@@ -48,6 +48,10 @@ def test_only_a_server_with_others_beside_it_leaves_the_service_when_its_disk_is
     of_cluster = parts("cluster.yaml")["StatefulSet"]["spec"]["template"]["spec"]["containers"][0]
     asked = [each["readinessProbe"]["httpGet"]["path"] for each in (CONTAINER, of_cluster)]
     assert asked == ["/health/live", "/health/ready"]
+    for each in (CONTAINER, of_cluster):
+        assert min(each[probe]["timeoutSeconds"] for probe in ("readinessProbe", "livenessProbe")) > 1  # the default
+        # A migration, or a copy that is filled, would begin anew if it were ended.
+        assert each["startupProbe"]["periodSeconds"] * each["startupProbe"]["failureThreshold"] >= 1800
 
 
 def test_what_one_part_names_another_is() -> None:
@@ -85,7 +89,10 @@ def test_every_container_is_locked_down_and_writes_only_where_it_has_a_volume(na
         assert context["readOnlyRootFilesystem"]
         assert context["capabilities"] == {"drop": ["ALL"]}
         assert context["allowPrivilegeEscalation"] is False
-        assert {mount["name"] for mount in each["volumeMounts"]} <= volumes
+        mounts = {mount["name"]: mount["mountPath"] for mount in each["volumeMounts"]}
+        assert mounts.keys() <= volumes
+        # Also where it serves: a new secret is copied from there for a reload.
+        assert mounts["secret"] == str(Path(pod["initContainers"][0]["command"][-2]).parent)
 
 
 @pytest.mark.slow
