@@ -57,7 +57,9 @@ class TestCompose:
         assert f"'localhost', {PORTS['admin']}" in asked
         assert "'/health/ready'" in asked
         assert int(service["stop_grace_period"].rstrip("s")) >= 2 * found.shutdown_deadline_s + 5
-        assert service["volumes"][1].split(":")[1] == str(found.credentials)
+        assert service["volumes"][1].split(":")[1] == str(Path(str(found.credentials)).parent)
+        assert (service["read_only"], service["cap_drop"], service["tmpfs"]) == (True, ["ALL"], ["/tmp"])
+        assert service["image"] == SERVICES["init"]["image"]
 
     def test_what_one_part_names_another_is(self) -> None:
         for service in SERVICES.values():
