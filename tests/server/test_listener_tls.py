@@ -4,13 +4,16 @@ import asyncio
 import gc
 import socket
 import ssl
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.certificate import CERTIFICATE, PRIVATE_KEY
 
 from veilmq.protocols import Request, Response
 from veilmq.server.clock import wall
+from veilmq.server.http.connection import OVERFLOW_MAX
 from veilmq.server.http.exchange import Exchange
 from veilmq.server.http.tls import Certificate
 
@@ -40,8 +43,8 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
     return certificate, key
 
 
-def server_context(certificate: Path, key: Path, sessions_max: int | None = None) -> ssl.SSLContext:
-    return Certificate(certificate, key, wall()).context(sessions_max)
+def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
+    return Certificate(certificate, key, wall()).context()
 
 
 async def secure_streams(port, version: ssl.TLSVersion):
@@ -132,35 +135,90 @@ async def test_a_handshake_that_never_comes_is_dropped(serve, files):
     assert await client.rest() == b""
 
 
-async def none_left(context):
-    """Return when no session is counted; asyncio's own loop leaves some of them to the collector."""
-    async with asyncio.timeout(20):
-        while context.sessions:
-            await asyncio.sleep(0.005)
-            if isinstance(asyncio.get_running_loop(), asyncio.BaseEventLoop):
-                gc.collect()
+async def test_what_comes_with_the_handshake_is_read(serve, files):
+    """The ClientHello with the connection, and a request with the end of the handshake."""
+    port = await serve(tell, ssl=server_context(*files))
+    theirs, ours = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = ssl.create_default_context(cadata=CERTIFICATE).wrap_bio(theirs, ours, server_hostname="localhost")
+    loop = asyncio.get_running_loop()
 
+    async def until_read(step: Callable[[], Any]) -> Any:
+        async with asyncio.timeout(20):
+            while True:
+                try:
+                    return step()
+                except ssl.SSLWantReadError:
+                    await loop.sock_sendall(plain, ours.read())
+                    theirs.write(await loop.sock_recv(plain, 65_536))
 
-# asyncio's own loop closes what it drops so early by letting go of it.
-@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
-async def test_connections_in_their_handshake_are_counted(serve, files):
-    context = server_context(*files, sessions_max=3)
-    port = await serve(tell, ssl=context)
-    silent = [await port.client() for _ in range(3)]
-    assert await (await port.client()).rest() == b""
-    assert port.listener.connections == set()
-    for client in silent:
-        await client.send(GET)  # no handshake, so its session ends
-        assert b"HTTP" not in await client.rest()
-    await none_left(context)
-    _, writer = await secure_streams(port, ssl.TLSVersion.TLSv1_3)
-    writer.close()
+    with pytest.raises(ssl.SSLWantReadError):
+        client.do_handshake()
+    with socket.create_connection(port.listener.address) as plain:
+        plain.sendall(ours.read())  # the loop has not accepted it yet
+        plain.setblocking(False)
+        await until_read(client.do_handshake)
+        client.write(GET)
+        assert (await until_read(client.read)).endswith(b"secure")
     await port.left()
 
 
+async def test_strangers_do_not_drop_the_handshake_of_another_client(serve, files, caplog):
+    """One address has only its own oldest ones dropped; of many addresses the oldest goes."""
+    caplog.set_level("INFO", "veilmq.tls")
+    limits = {"connections_max": 1, "header_deadline_s": 1_000, "linger_s": 1_000}
+    port = await serve(tell, ssl=server_context(*files), limits=limits)
+    handshakes = port.listener.handshakes
+
+    async def connect(host: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection(*port.listener.address, local_addr=(host, 0))
+
+    reader, writer = await connect("127.0.0.2")
+    await port.until(lambda: len(handshakes) == 1)
+    silent = [await connect("127.0.0.1") for _ in range(OVERFLOW_MAX + 20)]
+    async with asyncio.timeout(20):
+        for each, _ in silent[:20]:
+            assert not await rest(each)
+        await writer.start_tls(ssl.create_default_context(cadata=CERTIFICATE), server_hostname="localhost")
+        writer.write(GET)
+        assert (await reader.readuntil(b"\r\n\r\nsecure")).startswith(b"HTTP/1.1 200 OK")
+    assert "its TLS handshake was the oldest of too many" in caplog.text
+    await port.until(lambda: len(handshakes) == OVERFLOW_MAX)
+    many = [await connect(f"127.0.1.{last}") for last in range(OVERFLOW_MAX)]
+    async with asyncio.timeout(20):
+        for each, _ in silent[20:]:
+            assert not await rest(each)
+    others = []
+    while len(others) < OVERFLOW_MAX:
+        others.append(await secure_streams(port, ssl.TLSVersion.TLSv1_3))
+        await port.until(lambda: len(port.listener.connections) > len(others))
+    others.append(await connect("127.0.0.1"))
+    assert not await rest(others[-1][0])
+    assert "dropped the connection of 127.0.0.1: too many connections" in caplog.text
+    for _, each in [(reader, writer), *silent, *many, *others]:
+        each.transport.abort()
+
+
+async def test_a_closed_port_drops_handshakes_at_once(serve, files):
+    port = await serve(tell, ssl=server_context(*files), limits={"header_deadline_s": 60})
+    reader, writer = await asyncio.open_connection(*port.listener.address)
+    await port.until(lambda: len(port.listener.handshakes) == 1)
+    await serve.close()
+    serve.ports.clear()
+    assert not await rest(reader)
+    writer.close()
+
+
+async def rest(reader: asyncio.StreamReader) -> bytes:
+    """What comes until the server closes or resets the connection."""
+    try:
+        async with asyncio.timeout(20):
+            return await reader.read()
+    except ConnectionError:
+        return b""
+
+
 async def test_no_connection_stays_counted(serve, files):
-    context = server_context(*files, sessions_max=1_000)
-    port = await serve(tell, ssl=context, limits={"header_deadline_s": 1, "linger_s": 0.05})  # of a handshake too
+    port = await serve(tell, ssl=server_context(*files), limits={"header_deadline_s": 1, "linger_s": 0.05})
     gc.disable()
     try:
         for beginning in (b"", GET, GET + GET[:9], b"nonsense\r\n\r\n", GET[:9]):
@@ -176,7 +234,7 @@ async def test_no_connection_stays_counted(serve, files):
             client = await port.client()
             await client.send(sent)
             client.writer.close()
-        await none_left(context)
+        await port.until(lambda: not port.listener.handshakes and not port.listener.connections)
     finally:
         gc.enable()
 

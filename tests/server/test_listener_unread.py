@@ -40,7 +40,7 @@ async def connected(
 
 @pytest.mark.parametrize("secure", [False, True])
 async def test_an_unread_answer_counts_until_it_is_read(serve: Serve, files: tuple[Path, Path], secure: bool) -> None:
-    context = Certificate(*files, wall()).context(16) if secure else None
+    context = Certificate(*files, wall()).context() if secure else None
     port = await serve(answer, ssl=context)
     unread = port.listener.unread
     reader, writer = await connected(port.listener.address, files[0] if secure else None)
@@ -64,7 +64,7 @@ async def test_an_unread_answer_counts_until_it_is_read(serve: Serve, files: tup
 async def test_an_unread_answer_counts_until_its_client_is_gone(
     serve: Serve, files: tuple[Path, Path], secure: bool, closing: bytes
 ) -> None:
-    context = Certificate(*files, wall()).context(16) if secure else None
+    context = Certificate(*files, wall()).context() if secure else None
     port = await serve(answer, ssl=context)
     _, writer = await connected(port.listener.address, files[0] if secure else None)
     writer.write(GET.replace(b"\r\n\r\n", b"\r\n" + closing + b"\r\n"))
@@ -78,7 +78,7 @@ async def test_an_unread_answer_counts_until_its_client_is_gone(
 async def test_the_end_of_a_last_answer_comes_with_tls(serve: Serve, files: tuple[Path, Path]) -> None:
     """However long a client takes that keeps the pace."""
     brief = {"linger_s": 0.001, "tick_s": 0.001}
-    port = await serve(answer, ssl=Certificate(*files, wall()).context(16), limits=brief)
+    port = await serve(answer, ssl=Certificate(*files, wall()).context(), limits=brief)
     reader, writer = await connected(port.listener.address, files[0])
     writer.write(GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
     received = await reader.read(-1)
@@ -89,7 +89,7 @@ async def test_the_end_of_a_last_answer_comes_with_tls(serve: Serve, files: tupl
 async def test_a_deadline_may_pass_while_a_connection_is_being_lost(serve: Serve, files: tuple[Path, Path]) -> None:
     """With TLS the socket is gone one turn of the loop before `connection_lost` is called."""
     every_turn = {"linger_s": 1e-9, "tick_s": 1e-9}
-    port = await serve(answer, ssl=Certificate(*files, wall()).context(16), limits=every_turn)
+    port = await serve(answer, ssl=Certificate(*files, wall()).context(), limits=every_turn)
     for _ in range(5):
         _, writer = await connected(port.listener.address, files[0])
         writer.write(GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
@@ -100,7 +100,7 @@ async def test_a_deadline_may_pass_while_a_connection_is_being_lost(serve: Serve
 
 async def test_a_client_may_close_its_side_while_the_server_closes(serve: Serve, files: tuple[Path, Path]) -> None:
     brief = {"linger_s": 0.02, "answer_deadline_s": 0.2, "tick_s": 0.01, "rate_bytes_per_s_min": SIZE}
-    port = await serve(answer, ssl=Certificate(*files, wall()).context(16), limits=brief)
+    port = await serve(answer, ssl=Certificate(*files, wall()).context(), limits=brief)
     context = ssl.create_default_context(cafile=str(files[0]))
 
     def ask_and_close() -> ssl.SSLSocket:
@@ -119,7 +119,7 @@ async def test_a_client_may_close_its_side_while_the_server_closes(serve: Serve,
 
 async def test_a_client_that_does_not_close_its_side_is_dropped(serve: Serve, files: tuple[Path, Path]) -> None:
     limits = {"linger_s": 0.05, "tick_s": 0.01}
-    port = await serve(answer, ssl=Certificate(*files, wall()).context(16), limits=limits)
+    port = await serve(answer, ssl=Certificate(*files, wall()).context(), limits=limits)
     context = ssl.create_default_context(cafile=str(files[0]))
 
     def read_all() -> tuple[ssl.SSLSocket, int]:

@@ -39,7 +39,6 @@ from veilmq.server.clock import LeaseClock, wall
 from veilmq.server.cluster import Cluster, ClusterRefused, Following
 from veilmq.server.config import FileInvalid, queues_file
 from veilmq.server.config.settings import Address, Settings
-from veilmq.server.http.connection import OVERFLOW_MAX
 from veilmq.server.http.intake import HeaderCaseIntake, Intake
 from veilmq.server.http.listener import Listener, listen
 from veilmq.server.http.tls import Certificate
@@ -432,7 +431,7 @@ class Service:
             address.port,
             port.handle,
             settings.listener_limits(name),
-            ssl=self.certificate.context(settings.connections_max + OVERFLOW_MAX, name) if self.certificate else None,
+            ssl=self.certificate.context() if self.certificate else None,
             name=name,
             refuse=codec.refuse,
             failure=codec.failure,

@@ -54,7 +54,7 @@ from veilmq.model.errors import VeilError
 from veilmq.protocols import absolute_form
 from veilmq.server.cluster.admin import CLIENT_HEADER, PASSED_ON, passing_on, while_owner
 from veilmq.server.config.settings import Address, Settings
-from veilmq.server.http.tls import let_session_go
+from veilmq.server.http.handshakes import Factory, Handshakes
 from veilmq.server.logs import RefusalLog
 from veilmq.server.service import Service
 from veilmq.store import Store
@@ -66,7 +66,8 @@ HEAD_S: Final = 10.0
 """Deadline for a request's head, and for the first request of a connection to begin."""
 CONNECTIONS_MAX: Final = 1_000
 _TOLD_FULL_MAX: Final = 64
-"""Connections beyond them that hear so over TLS; more are dropped in their handshake."""
+"""Connections beyond them that hear so over TLS; more are dropped before their handshake."""
+_HANDSHAKES_MAX: Final = CONNECTIONS_MAX // 4
 _FULL: Final = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"  # it has asked for nothing
 )
@@ -105,9 +106,6 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._await_no_more()
         self._unset_keepalive_if_required()
-        session = self.transport.get_extra_info("ssl_object")
-        if session is not None:
-            let_session_go(session)  # this object is in a cycle, which would keep it until the collector comes
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -258,25 +256,32 @@ log = logging.getLogger("veilmq.serve")
 
 
 class _Server(uvicorn.Server):
+    _handshakes: Handshakes | None = None
+
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Leave SIGTERM and SIGINT to the service."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Like uvicorn's own, but with a deadline for TLS handshakes."""
+        """Like uvicorn's own, but with bounds for TLS handshakes."""
         await super().startup(sockets=[])
-        secure, loop = self.config.ssl, asyncio.get_running_loop()
-        self.servers = [
-            await loop.create_server(
-                self._connection,
-                sock=each,
-                backlog=BACKLOG,
-                ssl=secure,
-                ssl_handshake_timeout=HEAD_S if secure else None,
-            )
-            for each in sockets or []
-        ]
+        loop, factory = asyncio.get_running_loop(), cast(Factory, self._connection)
+        if self.config.ssl is not None:
+            self._handshakes = Handshakes(self.config.ssl, "admin", HEAD_S, self._handshakes_max)
+            factory = self._handshakes.before(factory)
+        self.servers = [await loop.create_server(factory, sock=each, backlog=BACKLOG) for each in sockets or []]
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Like uvicorn's own; handshakes end at once."""
+        if self._handshakes is not None:
+            self._handshakes.drop_all()
+        await super().shutdown(sockets)
+
+    def _handshakes_max(self) -> int:
+        if self.should_exit:
+            return 0
+        return min(_HANDSHAKES_MAX, CONNECTIONS_MAX + _TOLD_FULL_MAX - len(self.server_state.connections))
 
     def _connection(self, kind: type[Connection] = Connection) -> asyncio.Protocol:
         return kind(self.config, self.server_state, self.lifespan.state)
@@ -314,7 +319,7 @@ class AdminPort:
         )
         config.load()
         if service.certificate is not None:
-            config.ssl = service.certificate.context(CONNECTIONS_MAX + _TOLD_FULL_MAX)
+            config.ssl = service.certificate.context()
         self._server = _Server(config)
         self._service = service
         self._socket = entry.socket

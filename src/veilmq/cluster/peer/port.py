@@ -9,11 +9,10 @@ Every server opens the port. While it does not own the shard it answers each cal
 
 import asyncio
 import logging
-import ssl
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from veilmq.cluster import Calls
 from veilmq.cluster.peer import Identity, Limits
@@ -35,6 +34,9 @@ from veilmq.model.commands import AnyCommand, Peek, Receive
 from veilmq.model.errors import Overloaded, StoreFailed
 from veilmq.model.instant import Instant
 from veilmq.model.outcomes import Outcome, Received
+
+Factory: TypeAlias = Callable[[], asyncio.Protocol]
+"""Makes the protocol of a new connection."""
 
 _ALONE: Final = frozenset({Receive, Peek})
 """Commands that are calls of their own."""
@@ -82,15 +84,13 @@ class PeerPort:
         self._empty = asyncio.Event()
         self._handshake()
 
-    async def open(self, host: str, port: int, context: ssl.SSLContext | None = None) -> None:
-        """Open the port; 0 takes a free one: see `address`. Raises OSError if the address is not available."""
-        self._server = await asyncio.get_running_loop().create_server(
-            lambda: _Peer(self, self._handshake()),
-            host,
-            port,
-            ssl=context,
-            ssl_handshake_timeout=None if context is None else self.limits.handshake_s,
-        )
+    async def open(self, host: str, port: int, secured: Callable[[Factory], Factory] = lambda plain: plain) -> None:
+        """Open the port; 0 takes a free one: see `address`. secured: puts a TLS handshake before a connection.
+
+        Raises OSError if the address is not available.
+        """
+        factory = secured(lambda: _Peer(self, self._handshake()))
+        self._server = await asyncio.get_running_loop().create_server(factory, host, port)
 
     def _handshake(self) -> Handshake:
         return Handshake(Role.OWNER, self.identity, self._secret, serves=self._serves)

@@ -45,6 +45,7 @@ from veilmq.server.cluster.admin import Owner, Unreached, connect
 from veilmq.server.cluster.front import Front
 from veilmq.server.cluster.latest_status import LatestStatus
 from veilmq.server.config.settings import Address, Settings
+from veilmq.server.http.handshakes import Handshakes
 from veilmq.server.http.tls import Certificate
 from veilmq.server.shell import Latencies, Shell
 from veilmq.store import Store
@@ -185,8 +186,14 @@ class ClusterServer:
         self._identity, self._secret = Identity(str(shard.incarnation), settings.server_name), shard.secret
         self._port = PeerPort(self._identity, self._secret, answered=self._note_queues)
         self._port.take = self._take
-        context = None if certificate is None else certificate.context()
-        await self._port.open(settings.peer.host, settings.peer.port, context)
+        host, port, limits = settings.peer.host, settings.peer.port, self._port.limits
+        if certificate is None:
+            await self._port.open(host, port)
+        else:
+            context, deadline_s = certificate.context(), limits.handshake_s
+            handshakes = Handshakes(context, "peer port", deadline_s, lambda: limits.strangers_max)
+            await self._port.open(host, port, handshakes.before)
+            undo.callback(handshakes.drop_all)
         undo.push_async_callback(self._port.close)
         undo.push_async_callback(self.front.close)
         advertised = settings.advertise or Address(settings.peer.host, self._port.address[1])

@@ -13,6 +13,7 @@ import os
 import socket
 import ssl
 from collections.abc import Callable
+from functools import partial
 from itertools import chain, count
 from operator import attrgetter
 from typing import Any, Final, TypeAlias
@@ -22,13 +23,17 @@ from veilmq.model.instant import SECOND_US
 from veilmq.protocols import Request, Response
 from veilmq.server.clock import wall
 from veilmq.server.http import CLOSE, Answers, Limits
-from veilmq.server.http.connection import Connection
+from veilmq.server.http.connection import OVERFLOW_MAX, Connection
 from veilmq.server.http.exchange import Exchange
+from veilmq.server.http.handshakes import Factory, Handshakes
 from veilmq.server.http.intake import Intake, Refusal
 from veilmq.server.logs import RefusalLog
 
 _LAST_DIGITS: Final = [f"{number:03x}" for number in range(1 << 12)]
 """The last digits of a request id; the digits before them are formatted once for 4,096 ids."""
+HANDSHAKES_MAX_AT_LEAST: Final = 256
+"""A port admits a quarter of `connections_max` unfinished TLS handshakes, or so many if that is less: the clients of a
+small server may all come at once."""
 log = logging.getLogger("veilmq.listener")
 
 _HELD_FOR: Final = attrgetter("held_for")
@@ -85,8 +90,8 @@ class Listener:
 
     __slots__ = (
         "_date_timer", "_empty", "_failure", "_refusals", "_refuse", "_server", "_timer", "answers", "bytes_received",
-        "bytes_sent", "closing", "connections", "failures", "handler", "held_bytes", "idle_due", "intake", "limits",
-        "loop", "name", "next_request_id", "now", "refusals", "requests", "secure", "unread",
+        "bytes_sent", "closing", "connections", "failures", "handler", "handshakes", "held_bytes", "idle_due", "intake",
+        "limits", "loop", "name", "next_request_id", "now", "refusals", "requests", "secure", "unread",
     )  # fmt: skip
 
     _server: asyncio.Server
@@ -120,6 +125,7 @@ class Listener:
         self.connections: set[Connection] = set()
         self.requests = self.refusals = self.failures = 0
         self.bytes_received = self.bytes_sent = self.held_bytes = 0
+        self.handshakes: Handshakes | None = None
         self.closing = False
         self._empty: asyncio.Future[None] | None = None
         # A random half makes it unique, a counter makes it cheap.
@@ -130,17 +136,14 @@ class Listener:
 
     async def open(self, host: str, port: int, context: ssl.SSLContext | None, opened: socket.socket | None) -> None:
         limits = self.limits
-        secure = context is not None
         where: dict[str, Any] = {"host": host, "port": port} if opened is None else {"sock": opened}
-        self._server = await self.loop.create_server(
-            lambda: Connection(self),
-            **where,
-            backlog=limits.accept_backlog,
-            ssl=context,
-            ssl_handshake_timeout=limits.header_deadline_s if secure else None,
+        factory: Factory = partial(Connection, self)
+        if context is not None:
+            deadline_s, bound = limits.header_deadline_s, self._handshakes_max
             # By default it cuts off a last answer that is not read soon; the connections' own deadlines do better.
-            ssl_shutdown_timeout=86_400.0 if secure else None,
-        )
+            self.handshakes = Handshakes(context, self.name, deadline_s, bound, shutdown_s=86_400.0)
+            factory = self.handshakes.before(factory)
+        self._server = await self.loop.create_server(factory, **where, backlog=limits.accept_backlog)
         self._timer = self.loop.call_later(limits.tick_s, self._tick)
         self._tick_date()
 
@@ -148,6 +151,14 @@ class Listener:
     def address(self) -> tuple[str, int]:
         """Host and port of the first socket; the port is the one that the system assigned."""
         return self._addresses()[0]
+
+    def _handshakes_max(self) -> int:
+        """All connections together stay within the open files that the settings count with."""
+        if self.closing:
+            return 0
+        limits = self.limits
+        room = limits.connections_max + OVERFLOW_MAX - len(self.connections)
+        return min(room, max(HANDSHAKES_MAX_AT_LEAST, limits.connections_max // 4))
 
     @property
     def urls(self) -> tuple[str, ...]:
@@ -168,6 +179,8 @@ class Listener:
         """
         self.closing = True
         self._server.close()
+        if self.handshakes is not None:
+            self.handshakes.drop_all()
         for connection in list(self.connections):
             connection.finish()
         await self._emptied(deadline_s)

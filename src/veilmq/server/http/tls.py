@@ -2,25 +2,20 @@
 
 Strategy: each port has an empty context with a callback that switches, at each ClientHello, to the one context that
 holds the certificate and key. A new pair is loaded aside and, if it is valid, replaces the old one for all ports by one
-assignment, so ports never differ. A listener learns of a connection only after its handshake, so the port's context
-counts connections that never finish theirs, and logs those of clients that speak plain HTTP.
+assignment, so ports never differ.
 """
 
 import asyncio
 import logging
 import ssl
 from pathlib import Path
-from typing import Any, Final
-from weakref import WeakSet
+from typing import Final
 
 from veilmq.model.instant import DAY_US, SECOND_US, Instant
 from veilmq.server.config.thread_reads import DEADLINE_S, read_in_thread
-from veilmq.server.logs import RefusalLog
 
 _END_NEAR_US: Final = 14 * DAY_US
 
-_PLAIN: Final = frozenset({"HTTP_REQUEST", "HTTPS_PROXY_REQUEST"})
-"""OpenSSL's reasons for a request without TLS."""
 _PLAIN_WORDS: Final = {
     "KEY_VALUES_MISMATCH": "the key is not that of the certificate",
     "NO_CERTIFICATE_ASSIGNED": "the key is not that of the certificate",  # of another algorithm
@@ -30,47 +25,6 @@ _PLAIN_WORDS: Final = {
 """OpenSSL's reasons why it takes no pair, in plain words."""
 
 logger = logging.getLogger("veilmq.tls")
-
-
-def let_session_go(session: ssl.SSLObject) -> None:
-    """Its connection is closed: it counts no more towards `sessions_max` of its port."""
-    if isinstance(session, _Session):
-        session.port.sessions.discard(session)
-
-
-class _Session(ssl.SSLObject):
-    """A session that logs the request of a client without TLS, which gets no answer that it could read."""
-
-    port: "_BoundedContext"
-
-    def do_handshake(self) -> None:
-        """See `ssl.SSLObject`."""
-        port = self.context
-        try:
-            super().do_handshake()
-        except ssl.SSLError as error:
-            if error.reason in _PLAIN and isinstance(port, _BoundedContext) and port.refusals.takes("plain HTTP"):
-                logger.info("%s: refused a client that speaks plain HTTP: its URL needs https:// or tls=1", port.name)
-            raise
-
-
-class _BoundedContext(ssl.SSLContext):
-    """A context of at most `sessions_max` sessions at a time, including those in their handshake."""
-
-    sessions: WeakSet[ssl.SSLObject]
-    sessions_max: int | None
-    name: str
-    refusals: RefusalLog
-
-    def wrap_bio(self, *arguments: Any, **named: Any) -> ssl.SSLObject:
-        """See `ssl.SSLContext`. Raises ssl.SSLError beyond the maximum; the loop then drops the connection."""
-        if self.sessions_max is not None and len(self.sessions) >= self.sessions_max:
-            raise ssl.SSLError("too many connections")
-        session = super().wrap_bio(*arguments, **named)
-        self.sessions.add(session)
-        assert isinstance(session, _Session)
-        session.port = self  # its own context is another one once the handshake has begun
-        return session
 
 
 class Certificate:
@@ -89,12 +43,9 @@ class Certificate:
         self._reading = asyncio.Lock()
         self._take(self._load(), now)
 
-    def context(self, sessions_max: int | None = None, name: str = "admin") -> ssl.SSLContext:
-        """The context of one port, by its name in the log. sessions_max: connections at a time (None: no bound);
-        further ones are dropped at once."""
-        context = _BoundedContext(ssl.PROTOCOL_TLS_SERVER)
-        context.sessions, context.sessions_max = WeakSet(), sessions_max
-        context.name, context.refusals, context.sslobject_class = name, RefusalLog(name, logger), _Session
+    def context(self) -> ssl.SSLContext:
+        """The context of one port."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.sni_callback = self._hand_over
         return _for_http(context)
 
