@@ -216,8 +216,13 @@ async def test_a_parked_request_has_no_deadline(serve):
     assert (await client.answer()).body == b"late"
 
 
+def known(request: Request, exchange: Exchange) -> None:
+    exchange.keep_place()
+    echo(request, exchange)
+
+
 async def test_connections_beyond_the_limit_get_503(serve):
-    port = await serve(echo, limits={"connections_max": 2})
+    port = await serve(known, limits={"connections_max": 2})
     first, second = await port.client(), await port.client()
     assert (await first.ask(GET)).status == 200
     assert (await second.ask(GET)).status == 200
@@ -232,9 +237,38 @@ async def test_connections_beyond_the_limit_get_503(serve):
     assert (await (await port.client()).ask(GET)).status == 200
 
 
+async def test_strangers_make_room_for_others(serve, caplog):
+    """At the limit the oldest connection goes that has had no request with a valid key, whatever it does."""
+    caplog.set_level("INFO", "veilmq.listener")
+    asked = GET.replace(b"/q", b"/known")
+
+    def answer(request: Request, exchange: Exchange) -> None:
+        if request.path == b"/known":
+            exchange.keep_place()
+        echo(request, exchange)
+
+    port = await serve(answer, limits={"connections_max": 5})
+    listener, strangers = port.listener, [await port.client() for _ in range(3)]
+    at_work = await port.client()
+    assert (await at_work.ask(asked)).status == 200
+    assert (await strangers[0].ask(GET)).status == 200
+    await strangers[1].send(POST)
+    await port.until(lambda: listener.held_bytes)
+    newcomers = [await port.client() for _ in range(4)]
+    for client in strangers:
+        assert await client.rest() == b""
+    assert "it was the oldest without a valid key, and the port is full" in caplog.text
+    for client in (at_work, *newcomers):
+        assert (await client.ask(asked)).status == 200
+    assert (listener.strangers, len(listener.connections)) == ({}, 5)
+    assert (await (await port.client()).answer()).status == 503
+
+
 async def test_a_flood_beyond_the_limit_is_dropped(serve):
-    port = await serve(echo, limits={"connections_max": 1, "linger_s": 30.0})
-    clients = [await port.client() for _ in range(100)]
+    port = await serve(known, limits={"connections_max": 1, "linger_s": 30.0})
+    clients = [await port.client()]
+    assert (await clients[0].ask(GET)).status == 200
+    clients += [await port.client() for _ in range(99)]
     received = await asyncio.gather(*(client.rest() for client in clients[1:]))
     assert sum(data.startswith(b"HTTP/1.1 503") for data in received) == 64
     assert received.count(b"") == 35

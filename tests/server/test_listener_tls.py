@@ -32,6 +32,7 @@ GET = b"GET /q HTTP/1.1\r\nHost: h\r\n\r\n"
 
 
 def tell(request: Request, exchange: Exchange) -> None:
+    exchange.keep_place()
     exchange.respond(Response(200, b"text/plain", b"secure" if request.secure else b"plain"))
 
 

@@ -28,7 +28,7 @@ from veilmq.protocols import Response
 from veilmq.protocols.sqs.codec import Call, Codec, Endpoint
 from veilmq.server.auth import DevelopmentKeyring, Hosts
 from veilmq.server.clock import LeaseClock
-from veilmq.server.http.listener import listen
+from veilmq.server.http.listener import Listener, listen
 from veilmq.server.port import Port
 from veilmq.server.shell import Shell
 from veilmq.store import RollbackLog
@@ -94,7 +94,7 @@ class Speechless(Codec):
 @asynccontextmanager
 async def connected(
     path: Path, codec: type[Codec]
-) -> AsyncIterator[tuple[Shell, Port, asyncio.StreamReader, asyncio.StreamWriter]]:
+) -> AsyncIterator[tuple[Shell, Port, Listener, asyncio.StreamReader, asyncio.StreamWriter]]:
     """A connection to a port of SQS."""
     store = SqliteFactory(path).open()
     shell = Shell(Engine(), store, LeaseClock())
@@ -103,15 +103,15 @@ async def connected(
     keyring = DevelopmentKeyring()
     port = Port("sqs", codec(keyring, Endpoint()), shell, shell.engine.unread, keyring, Hosts([]))
     listener = await listen("127.0.0.1", 0, port.handle)
-    yield shell, port, *await asyncio.open_connection(*listener.address[:2])
+    yield shell, port, listener, *await asyncio.open_connection(*listener.address[:2])
     await listener.close_gracefully(1)
     await shell.stop(5)
     store.close()
 
 
-def ask(writer: asyncio.StreamWriter, body: bytes) -> None:
-    form = b"Content-Type: application/x-www-form-urlencoded\r\nConnection: close\r\n"
-    writer.write(b"POST / HTTP/1.1\r\nHost: localhost\r\n%sContent-Length: %d\r\n\r\n%s" % (form, len(body), body))
+def ask(writer: asyncio.StreamWriter, body: bytes, head: bytes = b"Connection: close\r\n") -> None:
+    head += b"Host: localhost\r\nContent-Type: application/x-www-form-urlencoded\r\n"
+    writer.write(b"POST / HTTP/1.1\r\n%sContent-Length: %d\r\n\r\n%s" % (head, len(body), body))
 
 
 async def taken(shell: Shell) -> list[str]:
@@ -126,7 +126,7 @@ RECEIVE = b"Action=ReceiveMessage&QueueUrl=/000000000000/jobs"
 
 async def receive_in_vain(path: Path) -> list[str]:
     """A request whose answer cannot be written; what the next receive gets."""
-    async with connected(path, Speechless) as (shell, _, reader, writer):
+    async with connected(path, Speechless) as (shell, _, _, reader, writer):
         await shell.call(sending(QUEUE, "work"))
         ask(writer, RECEIVE)
         assert (await reader.read()).startswith(b"HTTP/1.1 500 ")
@@ -137,7 +137,7 @@ async def receive_in_vain(path: Path) -> list[str]:
 async def hang_up(path: Path) -> list[str]:
     """A client that resets its connection while its receive waits; what the next receive gets."""
     look = DescribeQueue(queue=QUEUE, origin=TESTER)
-    async with connected(path, Codec) as (shell, port, _, writer), asyncio.timeout(20):
+    async with connected(path, Codec) as (shell, port, _, _, writer), asyncio.timeout(20):
         ask(writer, RECEIVE + b"&WaitTimeSeconds=20")
         while not port.waiting:
             await shell.call(look)
@@ -155,6 +155,22 @@ def test_a_caller_that_goes_takes_nothing_with_it(
 ) -> None:
     """Nor does an answer that cannot be written."""
     assert asyncio.run(play(tmp_path / play.__name__)) == ["work"]
+
+
+async def keep_place(path: Path) -> list[int]:
+    """How many connections of strangers there are after each of three requests on one."""
+    async with connected(path, Codec) as (_, _, listener, reader, writer), asyncio.timeout(20):
+        found = []
+        for body in (b"Action=Nonsense", b"Action=ListQueues", b"Action=Nonsense"):
+            ask(writer, body, b"")
+            await reader.readuntil(b"Response>")
+            found.append(len(listener.strangers))
+        writer.close()
+        return found
+
+
+def test_a_request_with_a_valid_key_keeps_its_connection_s_place(tmp_path: Path) -> None:
+    assert asyncio.run(keep_place(tmp_path / "data")) == [1, 0, 0]
 
 
 class JumpingClock:

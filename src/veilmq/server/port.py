@@ -295,6 +295,7 @@ class Port:
                 logger.info("%s: %s: refused with %d: %s", self.name, asked, call.status, _gist(call), extra=extra)
             exchange.respond(call)
             return
+        exchange.keep_place()
         self.proceed(call, exchange, now)
 
     def _turn_away(self, request: Request, exchange: Exchange) -> None:

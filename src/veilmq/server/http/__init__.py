@@ -27,7 +27,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     idle_s: a connection without a request; above the 60 s of the usual load balancers, so that they close first.
     linger_s: after a refusal, input is read and thrown away this long, so that the client gets to see the refusal. With
         TLS a client also has this long to close its side, after it has read everything.
-    connections_max: more are answered 503 and closed.
+    connections_max: beyond it the oldest connection goes that has had no request with a valid key. If each has had one,
+        the newcomer is answered 503 and closed.
     held_bytes_max: of unfinished and not yet parsed requests of all connections together. More: 503 for the request
         that has been arriving for longest.
     pipeline_bytes_max: of one connection while a request of it is being answered; then nothing more is read.

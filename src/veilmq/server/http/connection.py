@@ -76,6 +76,7 @@ class Connection(asyncio.Protocol):
         "deadline",
         "input_ended",
         "phase",
+        "stranger",
     )
 
     _transport: asyncio.Transport
@@ -86,6 +87,8 @@ class Connection(asyncio.Protocol):
         self.phase = IDLE
         self.deadline = inf
         self.input_ended = False
+        self.stranger = True
+        """Whether it has had no request with a valid key."""
         self._exchange: Exchange | None = None
         self._flags = 0
         self._pending = bytearray()
@@ -117,8 +120,10 @@ class Connection(asyncio.Protocol):
         self._await_request()
         if listener.closing or others >= listener.limits.connections_max + OVERFLOW_MAX:
             self.drop()
-        elif others >= listener.limits.connections_max:
+        elif others >= listener.limits.connections_max and not listener.make_place():
             self._refuse(Refusal(503, "too many connections"))
+        else:
+            listener.strangers[self] = None
 
     def data_received(self, data: bytes) -> None:
         self._listener.bytes_received += len(data)
@@ -390,7 +395,16 @@ class Connection(asyncio.Protocol):
         self.phase = CLOSING
         self._transport.abort()
 
+    def keep_place(self) -> None:
+        """See `Exchange.keep_place`."""
+        self._listener.strangers.pop(self, None)
+
     # What the listener calls.
+
+    @property
+    def peer(self) -> str:
+        """The client's address."""
+        return self._peer
 
     def finish(self) -> None:
         """Close after the current request; at once if there is none."""

@@ -61,6 +61,13 @@ class Exchange:
         self._connection = self._on_gone = None
         return connection.write_answer(response, self._flags, self)
 
+    def keep_place(self) -> None:
+        """The request has a valid key: its connection does not make room for others when the port is full."""
+        connection = self._connection
+        if connection is not None and connection.stranger:
+            connection.stranger = False
+            connection.keep_place()
+
     def close_after(self) -> None:
         """Close the connection after this response."""
         self._flags |= CLOSE

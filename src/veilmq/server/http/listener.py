@@ -91,7 +91,7 @@ class Listener:
     __slots__ = (
         "_date_timer", "_empty", "_failure", "_refusals", "_refuse", "_server", "_timer", "answers", "bytes_received",
         "bytes_sent", "closing", "connections", "failures", "handler", "handshakes", "held_bytes", "idle_due", "intake",
-        "limits", "loop", "name", "next_request_id", "now", "refusals", "requests", "secure", "unread",
+        "limits", "loop", "name", "next_request_id", "now", "refusals", "requests", "secure", "strangers", "unread",
     )  # fmt: skip
 
     _server: asyncio.Server
@@ -123,6 +123,8 @@ class Listener:
         self.answers = Answers()
         self._refusals = RefusalLog(name, log)
         self.connections: set[Connection] = set()
+        self.strangers: dict[Connection, None] = {}
+        """Those that have had no request with a valid key, the oldest first."""
         self.requests = self.refusals = self.failures = 0
         self.bytes_received = self.bytes_sent = self.held_bytes = 0
         self.handshakes: Handshakes | None = None
@@ -206,8 +208,24 @@ class Listener:
 
     def forget(self, connection: Connection) -> None:
         self.connections.discard(connection)
+        self.strangers.pop(connection, None)
         if self._empty is not None and not self.connections and not self._empty.done():
             self._empty.set_result(None)
+
+    def make_place(self) -> bool:
+        """Drop the oldest connection that has had no request with a valid key. False if there is none.
+
+        No answer to a client with a key is cut off by that; and the newcomer may be such a client.
+        """
+        oldest = next(iter(self.strangers), None)
+        if oldest is None:
+            return False
+        self.forget(oldest)
+        oldest.drop()
+        reason = "it was the oldest without a valid key, and the port is full"
+        if self._refusals.takes(reason):
+            log.info("%s: dropped the connection of %s: %s", self.name, oldest.peer, reason)
+        return True
 
     def make_room(self) -> None:
         """Refuse unfinished requests until an eighth of `held_bytes_max` is free, those first that have been arriving
