@@ -6,6 +6,7 @@ import re
 import time
 
 import pytest
+from tests.server.conftest import Client
 
 from veilmq.protocols import Request, Response
 from veilmq.server.http import Limits
@@ -15,12 +16,20 @@ from veilmq.server.logs import LINES_MAX
 from veilmq.testing.for_each import for_each
 
 GET = b"GET /q HTTP/1.1\r\nHost: h\r\n\r\n"
+KNOWN = GET.replace(b"/q", b"/known")
 POST = b"POST / HTTP/1.1\r\nHost: h\r\n"
 TEXT = b"text/plain"
 
 
 def echo(request: Request, exchange: Exchange) -> None:
     exchange.respond(Response(200, TEXT, request.body or request.target))
+
+
+def known(request: Request, exchange: Exchange) -> None:
+    """Some requests have a valid key."""
+    if request.path == b"/known":
+        exchange.keep_place()
+    echo(request, exchange)
 
 
 def quick(**limits: float) -> dict[str, float]:
@@ -216,16 +225,11 @@ async def test_a_parked_request_has_no_deadline(serve):
     assert (await client.answer()).body == b"late"
 
 
-def known(request: Request, exchange: Exchange) -> None:
-    exchange.keep_place()
-    echo(request, exchange)
-
-
 async def test_connections_beyond_the_limit_get_503(serve):
     port = await serve(known, limits={"connections_max": 2})
     first, second = await port.client(), await port.client()
-    assert (await first.ask(GET)).status == 200
-    assert (await second.ask(GET)).status == 200
+    assert (await first.ask(KNOWN)).status == 200
+    assert (await second.ask(KNOWN)).status == 200
     third = await port.client()
     answer = await third.ask(GET)
     assert (answer.status, answer.headers["Connection"]) == (503, "close")
@@ -240,17 +244,10 @@ async def test_connections_beyond_the_limit_get_503(serve):
 async def test_strangers_make_room_for_others(serve, caplog):
     """At the limit the oldest connection goes that has had no request with a valid key, whatever it does."""
     caplog.set_level("INFO", "veilmq.listener")
-    asked = GET.replace(b"/q", b"/known")
-
-    def answer(request: Request, exchange: Exchange) -> None:
-        if request.path == b"/known":
-            exchange.keep_place()
-        echo(request, exchange)
-
-    port = await serve(answer, limits={"connections_max": 5})
+    port = await serve(known, limits={"connections_max": 5})
     listener, strangers = port.listener, [await port.client() for _ in range(3)]
     at_work = await port.client()
-    assert (await at_work.ask(asked)).status == 200
+    assert (await at_work.ask(KNOWN)).status == 200
     assert (await strangers[0].ask(GET)).status == 200
     await strangers[1].send(POST)
     await port.until(lambda: listener.held_bytes)
@@ -259,7 +256,7 @@ async def test_strangers_make_room_for_others(serve, caplog):
         assert await client.rest() == b""
     assert "it was the oldest without a valid key, and the port is full" in caplog.text
     for client in (at_work, *newcomers):
-        assert (await client.ask(asked)).status == 200
+        assert (await client.ask(KNOWN)).status == 200
     assert (listener.strangers, len(listener.connections)) == ({}, 5)
     assert (await (await port.client()).answer()).status == 503
 
@@ -267,7 +264,7 @@ async def test_strangers_make_room_for_others(serve, caplog):
 async def test_a_flood_beyond_the_limit_is_dropped(serve):
     port = await serve(known, limits={"connections_max": 1, "linger_s": 30.0})
     clients = [await port.client()]
-    assert (await clients[0].ask(GET)).status == 200
+    assert (await clients[0].ask(KNOWN)).status == 200
     clients += [await port.client() for _ in range(99)]
     received = await asyncio.gather(*(client.rest() for client in clients[1:]))
     assert sum(data.startswith(b"HTTP/1.1 503") for data in received) == 64
@@ -276,18 +273,21 @@ async def test_a_flood_beyond_the_limit_is_dropped(serve):
 
 
 async def test_unfinished_requests_of_all_together_are_bounded(serve):
-    """Who is refused is the one that has been arriving for longest: slow clients cannot keep out the others."""
-    port = await serve(echo, limits=quick(held_bytes_max=100_000))
+    """Who is refused is the stranger that has been arriving for longest: slow clients cannot keep out the others."""
+    port = await serve(known, limits=quick(held_bytes_max=100_000))
     listener = port.listener
 
-    async def begin(size: int):
-        client, held_bytes = await port.client(), listener.held_bytes
+    async def begin(size: int, client: Client | None = None):
+        client, held_bytes = client or await port.client(), listener.held_bytes
         await client.send(POST + b"Content-Length: 60000\r\n\r\n" + b"b" * size)
         await port.until(lambda: listener.held_bytes > held_bytes + size)
         began = listener.now
         await port.until(lambda: listener.now > began)
         return client
 
+    at_work = await port.client()
+    assert (await at_work.ask(KNOWN)).status == 200
+    await begin(5_000, at_work)
     slow = await begin(40_000)
     slower = await begin(30_000)
     newest = await port.client()
@@ -296,6 +296,7 @@ async def test_unfinished_requests_of_all_together_are_bounded(serve):
     assert (refused.status, b"unfinished" in refused.body) == (503, True)
     assert (await newest.ask(b"b" * 20_000)).body == b"b" * 60_000
     assert (await slower.ask(b"b" * 30_000)).body == b"b" * 60_000
+    assert (await at_work.ask(b"b" * 55_000)).body == b"b" * 60_000
     assert listener.held_bytes == 0
 
 

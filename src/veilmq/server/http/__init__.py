@@ -30,7 +30,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     connections_max: beyond it the oldest connection goes that has had no request with a valid key. If each has had one,
         the newcomer is answered 503 and closed.
     held_bytes_max: of unfinished and not yet parsed requests of all connections together. More: 503 for the request
-        that has been arriving for longest.
+        that has been arriving for longest, on a connection without a valid key if there is one.
     pipeline_bytes_max: of one connection while a request of it is being answered; then nothing more is read.
     pipeline_requests_max: requests of one connection that are handed over in one turn of the loop, before others' are.
     write_buffer_bytes_max: unread answers of one connection; then its next request waits until the client has read.

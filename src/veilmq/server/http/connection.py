@@ -420,9 +420,10 @@ class Connection(asyncio.Protocol):
         self._since += stalled_s
 
     @property
-    def held_for(self) -> tuple[float, int]:
-        """Sorts the connections that hold input: the one that began first comes first; of one tick, the largest."""
-        return self._since, -self._held_bytes
+    def held_for(self) -> tuple[bool, float, int]:
+        """Sorts the connections that hold input: strangers come first, of these and of the others the one that began
+        first, and of one tick the largest."""
+        return not self.stranger, self._since, -self._held_bytes
 
     @property
     def holds_input(self) -> bool:

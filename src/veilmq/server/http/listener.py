@@ -228,8 +228,9 @@ class Listener:
         return True
 
     def make_room(self) -> None:
-        """Refuse unfinished requests until an eighth of `held_bytes_max` is free, those first that have been arriving
-        for longest. If the newest were refused, a client that sends slowly could keep out all others for minutes."""
+        """Refuse unfinished requests until an eighth of `held_bytes_max` is free: those of strangers, then those of
+        clients that have shown a valid key, and of each first those that have been arriving for longest. If the newest
+        were refused, a client that sends slowly could keep out all others for minutes."""
         enough_bytes = self.limits.held_bytes_max * 7 // 8
         for connection in sorted((each for each in self.connections if each.holds_input), key=_HELD_FOR):
             if self.held_bytes <= enough_bytes:
