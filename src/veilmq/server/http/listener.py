@@ -31,9 +31,6 @@ from veilmq.server.logs import RefusalLog
 
 _LAST_DIGITS: Final = [f"{number:03x}" for number in range(1 << 12)]
 """The last digits of a request id; the digits before them are formatted once for 4,096 ids."""
-HANDSHAKES_MAX_AT_LEAST: Final = 256
-"""A port admits a quarter of `connections_max` unfinished TLS handshakes, or so many if that is less: the clients of a
-small server may all come at once."""
 log = logging.getLogger("veilmq.listener")
 
 _HELD_FOR: Final = attrgetter("held_for")
@@ -155,12 +152,13 @@ class Listener:
         return self._addresses()[0]
 
     def _handshakes_max(self) -> int:
-        """All connections together stay within the open files that the settings count with."""
+        """A quarter of the connections, but at least as many as the loop may accept in one turn, before it reads from
+        any of them. All together stay within the open files that the settings count with."""
         if self.closing:
             return 0
         limits = self.limits
         room = limits.connections_max + OVERFLOW_MAX - len(self.connections)
-        return min(room, max(HANDSHAKES_MAX_AT_LEAST, limits.connections_max // 4))
+        return min(room, max(limits.accept_backlog, limits.connections_max // 4))
 
     @property
     def urls(self) -> tuple[str, ...]:
