@@ -15,6 +15,7 @@ from veilmq.protocols import Request, Response
 from veilmq.server.clock import wall
 from veilmq.server.http.connection import OVERFLOW_MAX
 from veilmq.server.http.exchange import Exchange
+from veilmq.server.http.handshakes import network_of
 from veilmq.server.http.tls import Certificate
 
 KEY_WITH_PASSPHRASE = """\
@@ -197,6 +198,13 @@ async def test_strangers_do_not_drop_the_handshake_of_another_client(serve, file
     assert "dropped the connection of 127.0.0.1: too many connections" in caplog.text
     for _, each in [(reader, writer), *silent, *many, *others]:
         each.transport.abort()
+
+
+def test_a_network_is_what_one_client_has():
+    one = network_of("2001:db8::1")
+    assert one == network_of("2001:db8::ffff:2%eth0")
+    others = "2001:db8:0:1::1", "::ffff:10.0.0.1", "::ffff:10.0.0.2", "10.0.0.1", "10.0.0.2"
+    assert len({one, *map(network_of, others)}) == 6
 
 
 async def test_a_closed_port_drops_handshakes_at_once(serve, files):

@@ -130,7 +130,7 @@ class _Handshake(asyncio.Protocol):
         peer = transport.get_extra_info("peername")
         if peer:
             self.host = peer[0]
-            self.network = _network(self.host)
+            self.network = network_of(self.host)
         self._coroutine = self._handshakes.begin(self)
         if self._coroutine is not None:
             self._step()
@@ -170,7 +170,7 @@ class _Handshake(asyncio.Protocol):
             self._next.connection_lost(error)
 
 
-def _network(host: str) -> bytes:
+def network_of(host: str) -> bytes:
     """An IPv4 address, or the first 64 bits of one of IPv6: a single client has all of the rest."""
     if ":" not in host:
         return host.encode()
