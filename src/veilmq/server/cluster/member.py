@@ -187,14 +187,14 @@ class ClusterServer:
         self._port = PeerPort(self._identity, self._secret, answered=self._note_queues)
         self._port.take = self._take
         host, port, limits = settings.peer.host, settings.peer.port, self._port.limits
+        undo.push_async_callback(self._port.close)
         if certificate is None:
             await self._port.open(host, port)
         else:
             context, deadline_s = certificate.context(), limits.handshake_s
             handshakes = Handshakes(context, "peer port", deadline_s, lambda: limits.strangers_max)
             await self._port.open(host, port, handshakes.before)
-            undo.callback(handshakes.drop_all)
-        undo.push_async_callback(self._port.close)
+            undo.callback(handshakes.drop_all)  # or the close of the port waits for them from Python 3.12 on
         undo.push_async_callback(self.front.close)
         advertised = settings.advertise or Address(settings.peer.host, self._port.address[1])
         if settings.advertise is None and settings.peer.unspecified:
