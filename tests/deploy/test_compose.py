@@ -188,6 +188,7 @@ AGENTS = {
     "aws-sdk-java/2.29.0 md/io#sync md/http#Apache": True,
     "curl/8.14.1": True,
     "": True,
+    "Mozilla/5.0 (compatible; pycurl)": True,  # Celery's workers, which receive through kombu's own HTTP client
     "Mozilla/5.0 (Windows NT; Windows NT 10.0; en-US) WindowsPowerShell/5.1.19041.1": True,  # whose `curl` this is
     "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/156.0.0.0 Safari/537.36": False,
     "Mozilla/5.0 (Macintosh; Intel Mac OS X 10.15; rv:128.0) Gecko/20100101 Firefox/128.0": False,
