@@ -15,6 +15,7 @@ from botocore.config import Config
 from msgspec.structs import replace
 from tests.support.broken_server import HANG_UP, BrokenServer, answer
 
+from veilmq.client.adapters.cloud import creation_attributes
 from veilmq.client.adapters.sqs import SqsAccount, SqsQueue
 from veilmq.client.clock import SYSTEM
 from veilmq.client.errors import ServiceError, TransportError
@@ -271,6 +272,10 @@ def test_settings_and_dead_letters(account: SqsAccount) -> None:
     template = Template(visibility_timeout=5, dead_letter_queue="dead", receive_count_max=1, tags={"a": "b"})
     assert account.create("source", template)
     assert not account.create("source", template)
+    url = account.client.get_queue_url(QueueName="source")["QueueUrl"]
+    shown = account.client.get_queue_attributes(QueueUrl=url, AttributeNames=["RedrivePolicy"])["Attributes"]
+    sent = creation_attributes("source", template, account.arn)
+    assert sent["RedrivePolicy"] == shown["RedrivePolicy"], "LocalStack compares the texts"
     with pytest.raises(QueueExists) as exists:
         account.create("source", Template(visibility_timeout=6))
     assert (exists.value.queue, exists.value.setting) == ("source", "visibility_timeout")

@@ -8,6 +8,7 @@ pipe as `record`.
 
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -178,6 +179,26 @@ def test_the_job_of_a_killed_worker_is_done_by_another(kind: str, stage: Stage, 
 def test_a_heartbeat_keeps_a_job_that_outlasts_its_visibility_timeout(stage: Stage) -> None:
     heartbeat(stage.workers("sqs-consumer", visibility_seconds=8), seconds=11)
     assert stage.counts == (0, 0)
+
+
+def test_the_pages_consumer_of_sqs_consumer_deletes_a_message_that_it_has_handled(
+    shared: ServerProcess, key: tuple[str, str], tmp_path: Path
+) -> None:
+    page = (HERE.parents[1] / "docs/migrate/frameworks.md").read_text()
+    (text,) = re.findall(r"```js\n(.*?)```", page, re.DOTALL)
+    then = 'consumer.on("message_processed", () => process.exit(0)); // after the delete\n'
+    program = tmp_path / "block.mjs"
+    program.write_text(text.replace("http://127.0.0.1:9324", shared.sqs) + then)
+    (tmp_path / "node_modules").symlink_to(needed(TOOLS / "clients" / "node_modules"))
+    client = Boto3(shared.sqs, key)
+    try:
+        url = client.call("CreateQueue", QueueName="jobs")["QueueUrl"]
+        client.call("SendMessage", QueueUrl=url, MessageBody="a job")
+        done = subprocess.run([needed(NODE), program], capture_output=True, text=True, timeout=EVENT_SECONDS)
+        assert (done.returncode, done.stdout) == (0, "a job\n"), done.stderr
+        assert counts(client, url) == (0, 0)
+    finally:
+        client.close()
 
 
 def test_celery_over_azure_loses_the_job_in_hand_of_a_killed_worker_and_no_other(

@@ -24,6 +24,7 @@ RUN = {
     ("docs/concepts.md", "python"): "tests/house/test_quick_start.py",
     ("docs/deploy.md", "toml"): "tests/house/test_deploy_page.py",
     ("docs/migrate/*.md", "bash|python"): "tests/house/test_migrate_pages.py",
+    ("docs/migrate/frameworks.md", "js"): "tests/clients/test_sqs_workers.py",
     ("docs/mns.md", "python"): "tests/house/test_protocol_pages.py",
     ("docs/observability.md", "python"): "tests/house/test_protocol_pages.py",
     ("docs/patterns/adaptive-timeout.md", "python"): "tests/client/test_queue_pattern_pages.py",

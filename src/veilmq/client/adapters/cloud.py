@@ -284,7 +284,8 @@ def creation_attributes(name: str, template: Template, arn_of: Callable[[str], s
         attributes["ContentBasedDeduplication"] = "true"
     if dead_letter_arn is not None:
         policy = {"deadLetterTargetArn": dead_letter_arn, "maxReceiveCount": template.receive_count_max}
-        attributes["RedrivePolicy"] = json.dumps(policy)
+        # The text that AWS shows: LocalStack compares the texts when a queue exists.
+        attributes["RedrivePolicy"] = json.dumps(policy, separators=(",", ":"))
     return attributes
 
 
