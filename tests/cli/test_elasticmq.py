@@ -44,14 +44,17 @@ def test_a_client_finds_its_queue(serve: Serve, tmp_path: Path) -> None:
     assert server.stop() == 0
 
 
-def test_its_region_is_said_and_is_where_everybody_looks(serve: Serve, veilmq: Run, tmp_path: Path) -> None:
+def test_its_region_is_said_and_everybody_looks_there_and_in_its_account(
+    serve: Serve, veilmq: Run, tmp_path: Path
+) -> None:
     path = tmp_path / "custom.conf"
-    path.write_text("queues { orders {}, others {} }")
+    path.write_text("aws { accountId = 123456789012 }, queues { orders {}, others {} }")
     server = serve("--queues", str(path)).ready()
+    assert server.sqs().get_queue_url(QueueName="orders")["QueueUrl"] == f"{server.url}/123456789012/orders"
     said = f"queues that {path} declares: 2 in region elasticmq (the file names no aws.region)"
     assert said in server.told()
     where = ("--admin", server.admin, "--token-file", str(server.data / "admin-token"))
-    for account in ((), ("--account", "000000000000")):
+    for account in ((), ("--account", "123456789012")):
         listed = veilmq("queues", "list", "--json", *account, *where)
         assert [json.loads(line)["name"] for line in listed.stdout.splitlines()] == ["orders", "others"]
     azure = server.wait_for("azure listens on ").split()[-1]

@@ -27,7 +27,7 @@ from veilmq.model.commands import CheckClock
 from veilmq.model.errors import VeilError
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.outcomes import ClockChecked, Shared
-from veilmq.model.settings.access import Share
+from veilmq.model.settings.access import DEVELOPMENT_ACCOUNT, Share
 from veilmq.model.settings.queue import QueueInfo
 from veilmq.protocols import azure as azure_codec
 from veilmq.protocols import mns as mns_codec
@@ -245,7 +245,7 @@ class Service:
         if settings.queues is not None:
             declared = queues_file.read(settings.queues, self.keyring.accounts, checks=self.keyring.checks)
             if declared.region is not None and isinstance(self.keyring, DevelopmentKeyring):
-                self.keyring.live_in(declared.region)
+                self.keyring.live_in(declared.region, declared.account or DEVELOPMENT_ACCOUNT)
         self._declared = declared
         endpoint = self._sqs_endpoint(declared)
         served = {"sqs": self._sqs(endpoint), "azure": self._azure(), "mns": self._mns()}

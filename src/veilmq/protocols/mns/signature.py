@@ -257,9 +257,11 @@ class Verifier:
         key_id = ANYBODY.encode() if found is None else found[1]
         scheme = self._schemes.get(key_id)
         if scheme is None:
-            known = self._keyring.find(key_id.decode())
-            region = HOME_REGION_DEFAULT if known is None else known.home_region
-            key = AccessKey(key_id.decode(), "", DEVELOPMENT_ACCOUNT, region, EVERYTHING)
+            known = self._keyring.find(ANYBODY)
+            account, region = (
+                (DEVELOPMENT_ACCOUNT, HOME_REGION_DEFAULT) if known is None else (known.account, known.home_region)
+            )
+            key = AccessKey(key_id.decode(), "", account, region, EVERYTHING)
             scheme = self._schemes.keep(key_id, _Scheme(key, b"", Keyed(b"", sha1), Bounded(_CALLERS_MAX), Bounded(0)))
         return _caller(scheme, headers)
 

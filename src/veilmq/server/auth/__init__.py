@@ -153,7 +153,7 @@ class Credentials:
 
 
 class DevelopmentKeyring:
-    """Accepts any credentials: an id of 12 digits is its own account, every other id is account 000000000000."""
+    """Accepts any credentials: an id of 12 digits is its own account, every other id is the default account."""
 
     checks: Final = False
 
@@ -161,11 +161,12 @@ class DevelopmentKeyring:
         self._keys: dict[str, AccessKey] = {}
         self.live_in(HOME_REGION_DEFAULT)
 
-    def live_in(self, region: str) -> None:
-        """Set the home region of every account: where Azure, MNS and the command line see queues."""
-        self._region = region
+    def live_in(self, region: str, account: str = DEVELOPMENT_ACCOUNT) -> None:
+        """Set the home region of every account, where Azure, MNS and the command line see queues, and the default
+        account."""
+        self._region, self._account = region, account
         self._keys.clear()
-        key = AccessKey(DEVELOPMENT_NAME, "", DEVELOPMENT_ACCOUNT, region, EVERYTHING)
+        key = AccessKey(DEVELOPMENT_NAME, "", account, region, EVERYTHING)
         self._named = NamedAccount(DEVELOPMENT_NAME, key, (_DEVELOPMENT_SECRET,), any_identity=True)
 
     @property
@@ -176,7 +177,7 @@ class DevelopmentKeyring:
     @property
     def accounts(self) -> tuple[Account, ...]:
         """The default account."""
-        return (Account(DEVELOPMENT_ACCOUNT, self._region),)
+        return (Account(self._account, self._region),)
 
     @property
     def sole_account(self) -> Account:
@@ -187,7 +188,7 @@ class DevelopmentKeyring:
         """A key for that id, the same object while it is remembered."""
         found = self._keys.get(key_id)
         if found is None:
-            account = key_id if ACCOUNT_ID.fullmatch(key_id) else DEVELOPMENT_ACCOUNT
+            account = key_id if ACCOUNT_ID.fullmatch(key_id) else self._account
             if len(self._keys) >= DEVELOPMENT_KEYS_MAX:
                 del self._keys[next(iter(self._keys))]
             found = self._keys[key_id] = AccessKey(key_id, "", account, self._region, EVERYTHING)

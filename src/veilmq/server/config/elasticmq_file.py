@@ -63,6 +63,8 @@ class Found(NamedTuple):
     warnings: list[str]
     account_alias: str | None
     """What a queue URL may contain instead of the account id."""
+    account: str | None
+    """The account id that it names, if that is one."""
     region: str
     names_region: bool
 
@@ -118,7 +120,8 @@ def read(path: Path, text: str) -> Found:
     tables = [place | reader.queue(name, value) for name, value in queues.members.items()]
     _suffix(tables)
     lines = [value.line for value in queues.members.values()]
-    return Found(tables, lines, parser.warnings + reader.warnings, account_alias, place["region"], "region" in named)
+    warnings = parser.warnings + reader.warnings
+    return Found(tables, lines, warnings, account_alias, place.get("account"), place["region"], "region" in named)
 
 
 def _suffix(tables: list[dict[str, Any]]) -> None:

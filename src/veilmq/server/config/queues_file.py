@@ -71,6 +71,8 @@ class Declared(NamedTuple):
     warnings: list[str]
     account_alias: str | None
     """What a queue URL may contain instead of the caller's account (an ElasticMQ file's account id)."""
+    account: str | None
+    """The account of all queues of an ElasticMQ file that names one."""
     region: str | None
     """The region of all queues of an ElasticMQ file."""
     names_region: bool
@@ -142,11 +144,11 @@ def read(path: Path, accounts: Sequence[Account], *, checks: bool = False) -> De
         found = elasticmq_file.read(path, read_text(path))
         tables, warnings, account_alias = found.tables, found.warnings, found.account_alias
         lines: LineNumbers | Sequence[int] = found.lines
-        region, names_region = found.region, found.names_region
+        account, region, names_region = found.account, found.region, found.names_region
     else:
         whole, lines = read_toml(path)
         tables, warnings, account_alias = _tables(path, whole, lines), [], None
-        region, names_region = None, True
+        account, region, names_region = None, None, True
     reader = _Reader(path, lines, accounts)
     entries = [reader.entry(*each) for each in enumerate(tables)]
     if checks:
@@ -156,7 +158,7 @@ def read(path: Path, accounts: Sequence[Account], *, checks: bool = False) -> De
             for key, _, _ in entries
             if key.account not in known
         ]
-    return Declared(path, _in_order(path, entries), warnings, account_alias, region, names_region)
+    return Declared(path, _in_order(path, entries), warnings, account_alias, account, region, names_region)
 
 
 def _tables(path: Path, whole: Mapping[str, Any], lines: LineNumbers) -> list[Any]:
