@@ -22,9 +22,10 @@ BODY = (b"first part, ", b"last part")
 class Passed:
     """An owner that takes a whole request and goes away, and one that answers the next; and what they were sent."""
 
-    def __init__(self, *, leaves: bool = False, returns: bool = True) -> None:
-        """leaves: the client hangs up behind its request. returns: another owner is found afterwards."""
-        self.leaves, self.returns = leaves, returns
+    def __init__(self, *, leaves: bool = False, returns: bool = True, refusals: int = 0) -> None:
+        """leaves: the client hangs up behind its request. returns: another owner is found afterwards. refusals: how
+        often it says that it is none."""
+        self.leaves, self.returns, self.refusals = leaves, returns, refusals
         self.path = "/api/v1/jobs"
         self.bodies: list[bytes] = []
         self.answer: list[Any] = []
@@ -63,7 +64,10 @@ class Passed:
         await reader.readuntil(b"\r\n\r\n")
         self.bodies.append(await reader.readexactly(sum(map(len, BODY))))
         if len(self.bodies) > 1:
-            writer.write(b"HTTP/1.1 201 Created\r\ncontent-length: 0\r\n\r\n")
+            refused, self.refusals = self.refusals > 0, self.refusals - 1
+            body = b'{"error": "NotOwner", "message": "try again"}' if refused else b""
+            status = b"503 Service Unavailable" if refused else b"201 Created"
+            writer.write(b"HTTP/1.1 %s\r\ncontent-length: %d\r\n\r\n%s" % (status, len(body), body))
             await writer.drain()
         writer.close()
 
@@ -132,10 +136,13 @@ def test_a_change_that_was_under_way_is_sent_again_where_it_has_a_key(
     assert (b"The answer was lost" in of_form.answer[-1]["body"]) == (status == 500)
     assert b"retry-after" not in dict(passed.answer[0]["headers"])
     assert passed.bodies == [b"".join(BODY)] * (2 if status == 201 else 1)
+    moving = Passed(refusals=1)
+    asyncio.run(asyncio.wait_for(moving.play(method, headers), 20))
+    assert (moving.answer[0]["status"], len(moving.bodies)) == ((201, 3) if status == 201 else (500, 1))
     monkeypatch.setattr(admin, "OWNER_SECONDS", 0.5)
-    nobody = Passed(returns=False)
-    asyncio.run(asyncio.wait_for(nobody.play(method, headers), 20))
-    assert (nobody.answer[0]["status"], b"StoreUnknown" in nobody.answer[-1]["body"]) == (500, True)
+    for nobody in (Passed(returns=False), Passed(refusals=1_000)):
+        asyncio.run(asyncio.wait_for(nobody.play(method, headers), 20))
+        assert (nobody.answer[0]["status"], b"StoreUnknown" in nobody.answer[-1]["body"]) == (500, True)
 
 
 @pytest.mark.parametrize(

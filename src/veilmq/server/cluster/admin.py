@@ -122,10 +122,12 @@ def passing_on(connect: Callable[[], Awaitable[Owner]], here: Callable[[], ASGIA
         is_last = False
         """Whether it must not be sent again: the answer has begun, or the client is gone."""
 
-        async def sending(message: object) -> None:
+        async def sending(message: Message) -> None:
             nonlocal is_last
+            if is_unknown and message["type"] == "http.response.start" and message["status"] == 503:
+                raise Broken  # whoever refuses this time, perhaps as no owner, does not know of the time before
             is_last = True
-            await send(message)  # type: ignore[arg-type]
+            await send(message)
 
         async def receiving() -> Message:
             nonlocal is_last
