@@ -342,10 +342,13 @@ def test_who_waits_goes_by_the_credentials_of_the_end(
         patch.setattr(Copies, "_snapshot_file", slow_copy)
         assert HTTP.put(server.url + ORDERS, headers=BEARER).status_code == 201
         answers: dict[str, int] = {}
+        begun_to_answer = set[str]()
 
         def ask(method: str, path: str, **how: Any) -> threading.Thread:
             def run() -> None:
-                answer = HTTP.request(method, server.url + path, headers=basic("all"), **how)
+                with HTTP.stream(method, server.url + path, headers=basic("all"), **how) as answer:
+                    begun_to_answer.add(path)
+                    answer.read()
                 answers[path] = answer.status_code
                 if path == check:
                     last = json.loads(answer.text.splitlines()[-1])
@@ -370,6 +373,7 @@ def test_who_waits_goes_by_the_credentials_of_the_end(
         others.append(ask("POST", backup))
         until(lambda: making[0].count == 2)
         others.append(ask("POST", check))
+        until(lambda: check in begun_to_answer)
         until(lambda: bool(len(server.shell.engine.waiting) and server.shell.stats.followers))
         purge = f"{ORDERS}/purge", b"?"
         job = "/api/v1/jobs", b'{"act":"delete","queue":"none"}'
