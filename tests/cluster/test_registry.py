@@ -10,7 +10,18 @@ from tests.support.postgres import until
 from veilmq.cluster.postgres import Unfit
 from veilmq.cluster.postgres.ownership import Server
 from veilmq.cluster.postgres.schema import LEASE_US, Formats, Outdated, look
-from veilmq.cluster.registry import NameTaken, Registry, ServerState, drain, finalize, forget, servers, status, within
+from veilmq.cluster.registry import (
+    NameTaken,
+    Registry,
+    ServerState,
+    ask_to_hand_over,
+    drain,
+    finalize,
+    forget,
+    servers,
+    status,
+    within,
+)
 
 
 def server(cluster: Cluster, name: str, newest: int, oldest: int = 1) -> Registry:
@@ -113,10 +124,30 @@ def test_a_drained_server_is_told_and_a_start_ends_it(cluster: Cluster) -> None:
     assert one.drained
     with pytest.raises(Unfit, match="start one, or undrain one, before you drain two"):
         within(cluster.postgres(), lambda session: drain(session, "two"))
-    one.report(ServerState("follower", 1, 7))
-    assert [each.role for each in within(cluster.postgres(), servers)] == ["drained", "starting"]
+    for role in ("filling", "follower"):
+        one.report(ServerState(role, 1, 7))
+        assert [each.role for each in within(cluster.postgres(), servers)] == ["drained", "starting"]
     one.register()
     assert not one.drained
+
+
+def test_a_server_that_fills_its_copy_is_given_nothing(cluster: Cluster) -> None:
+    """It could not own the queues before its copy has all of the log, and nobody would meanwhile."""
+    one, two = server(cluster, "one", 1), server(cluster, "two", 1)
+    one.register()
+    two.register()
+    two.report(ServerState("filling", 1, 0))
+    cluster.pair.primary.query("update veilmq.shard set owner = 'one'")
+    nobody = "no other server could own the queues: wait until two has filled its copy"
+    for act, refusal in (
+        (partial(drain, name="one"), f"^{nobody}, before you drain one$"),
+        (partial(ask_to_hand_over, to=""), f"^{nobody}$"),
+        (partial(ask_to_hand_over, to="two"), "^server two fills its copy: wait until it has, or name another one$"),
+    ):
+        with pytest.raises(Unfit, match=refusal):
+            within(cluster.postgres(), act)
+    two.report(ServerState("follower", 1, 7))
+    within(cluster.postgres(), partial(ask_to_hand_over, to="two"))
 
 
 def test_of_two_drains_at_once_one_leaves_a_server(cluster: Cluster) -> None:

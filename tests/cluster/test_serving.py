@@ -19,6 +19,7 @@ from typing import Any
 import apsw
 import boto3
 import httpx
+import psycopg
 import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
@@ -322,9 +323,15 @@ def test_an_owner_whose_copy_was_damaged_is_replaced(servers: Servers) -> None:
     servers.stop("one")
     one = servers.start("one")
     assert servers.owner() == "two"
-    client = Client(two)
-    client.keep_for(601)
+    client, copy = Client(two), "its copy was thrown away, and is being filled again"
+    with psycopg.connect(servers.pair.primary.dsn) as connection:
+        connection.execute("lock table veilmq.snapshot in access exclusive mode")
+        client.keep_for(601)
+        until(lambda: copy in httpx.get(f"{one.admin}/health/ready").json()["warnings"].get("copy", ""))
+        reported = "select role, record from veilmq.server where name = 'one'"
+        until(lambda: servers.pair.primary.query(reported) == [("filling", 0)])
     until(lambda: servers.owner() == "one")
+    assert "copy" not in httpx.get(f"{one.admin}/health/ready").json()["warnings"]
     until(lambda: "the copy is thrown away and filled again" in two.log.read_text())
     assert "its owner's is damaged: it is applied: SQLITE_CHANGESET_DATA: UPDATE in queue, row 1" in one.log.read_text()
     assert "asked two, whose copy is damaged, to hand over to this server" in one.log.read_text()
@@ -723,6 +730,10 @@ def test_the_commands_make_a_cluster_and_show_it(run: Run, shared_pair: Pair, tm
         servers.close()
     shared_pair.primary.query("update veilmq.server set role = 'starting', seen = clock_timestamp()")
     assert "server    one: starting, " in run("cluster", "status", "--cluster", shared_pair.dsn).out
+    shared_pair.primary.query("update veilmq.server set role = 'filling', seen = clock_timestamp()")
+    shown_filling = run("cluster", "status", "--cluster", shared_pair.dsn).out
+    assert "server    one: filling, " in shown_filling
+    assert "server    no server could own the queues: wait until one has filled its copy" in shown_filling
     at = ("--data", str(tmp_path / "one" / "data"), "--cluster", shared_pair.dsn, "--peer", "127.0.0.1:0", "--json")
     queues = [each["level"] for each in run("doctor", *at).json if each["check"] == "queues"]
     assert queues == ["ok"]  # the copy of a server that is stopped, though no command may open it

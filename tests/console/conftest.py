@@ -148,6 +148,8 @@ class Clustered:
         self.standbys = [Standby("db2", "sync", "streaming", 0.001)]
         self.alone = False
         """Whether the other servers have gone."""
+        self.role = "follower"
+        """Of the second server."""
 
     async def report(self) -> ClusterReport:
         others_s = 3_600.0 if self.alone else 0.2
@@ -155,7 +157,7 @@ class Clustered:
             Registered(name, f"{name}:9327", "0.1.0", 10, 10, 10, record, role, role == "drained", seen_s)
             for name, record, role, seen_s in (
                 ("one", 100, "owner", 0.2),
-                ("<two>", 98, "follower", others_s),
+                ("<two>", 98, self.role, others_s),
                 ("three", 100, "drained", others_s),
             )
         ]

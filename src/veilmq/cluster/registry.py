@@ -79,6 +79,8 @@ _SNAPSHOT: Final = """
            coalesce((select verified_by from veilmq.snapshot order by lsn desc limit 1), '')
     from veilmq.snapshot
 """
+FILLING: Final = "filling"
+"""The role of a server whose copy was thrown away, and is being filled again: it cannot own the queues meanwhile."""
 _NOT_TAKEN: Final = "PostgreSQL did not store that this server is alive"
 
 log = logging.getLogger("veilmq.cluster")
@@ -107,7 +109,7 @@ class Registered(msgspec.Struct):
     record: int
     """The last one that its copy has."""
     role: str
-    """`owner`, `follower`, `drained`, `starting`, `stopped`: what it reported last."""
+    """`owner`, `follower`, `drained`, `starting`, `filling`, `stopped`: what it reported last."""
     drained: bool
     """Whether an operator wants it to own nothing."""
     seen_s: float
@@ -181,7 +183,7 @@ class Registry(Connected):
     def _report(self, state: ServerState) -> None:
         name, address, holder = self.server[:3]
         self.reported = state
-        role = "drained" if self.drained and state.role == "follower" else state.role
+        role = "drained" if self.drained and state.role in {"follower", FILLING} else state.role
         with self._asking(_NOT_TAKEN):
             values = (address, state.format, state.record, role, name, holder)
             row = self._connected().execute(_REPORT, values, prepare=True).fetchone()
@@ -222,7 +224,7 @@ def drain(session: Session, name: str, *, undo: bool = False) -> None:
         found = servers(session)
         _named(found, name)
         if not undo and not another(found, name):
-            raise Unfit(f"no other server could own the queues: start one, or undrain one, before you drain {name}")
+            raise Unfit(f"{_no_other(found, name)}, before you drain {name}")
         session.execute("update veilmq.server set drained = %s where name = %s", (not undo, name))
 
 
@@ -271,19 +273,30 @@ def ask_to_hand_over(session: Session, to: str, *, doubted: bool = False, anew: 
 
 def another(found: Sequence[Registered], name: str) -> bool:
     """Whether a server other than the one of that name could own the queues."""
-    return any(each.name != name and each.is_running and not each.drained for each in found)
+    return any(each.role != FILLING for each in _others(found, name))
+
+
+def _others(found: Sequence[Registered], name: str) -> list[Registered]:
+    return [each for each in found if each.name != name and each.is_running and not each.drained]
+
+
+def _no_other(found: Sequence[Registered], name: str) -> str:
+    none = f"no {'other ' if name else ''}server could own the queues"
+    filling = [each.name for each in _others(found, name)]
+    return f"{none}: wait until {filling[0]} has filled its copy" if filling else f"{none}: start one, or undrain one"
 
 
 def _why_not_owner(found: Sequence[Registered], owner: str, to: str) -> str:
     if not to:
-        other = "other " if owner else ""
-        return "" if another(found, owner) else f"no {other}server could own the queues: start one, or undrain one"
+        return "" if another(found, owner) else _no_other(found, owner)
     wanted = {each.name: each for each in found}.get(to)
     if wanted is None:
         return _unknown(found, to)
     if wanted.drained or not wanted.is_running:
         why = "drained" if wanted.drained else f"{wanted.absence}, it was seen {wanted.seen_s:.0f} s ago"
         return f"server {to} is {why}: name another one"
+    if wanted.role == FILLING:
+        return f"server {to} fills its copy: wait until it has, or name another one"
     return ""
 
 

@@ -305,8 +305,8 @@ def _line_of(server: Registered, found: Status) -> str:
     else:
         states = [server.absence] * (not server.is_running) + ["drained"] * server.drained
         behind = max(0, found.records - server.record)
-        is_filling = server.role == "starting"
-        part = f"{', '.join(states) or ('starting' if is_filling else 'follower')}, {counted(behind, 'record')} behind"
+        role = server.role if server.role in {"starting", "filling"} else "follower"
+        part = f"{', '.join(states) or role}, {counted(behind, 'record')} behind"
     formats = f"{server.oldest} to {server.newest}" if server.oldest < server.newest else f"{server.newest}"
     where = f"{server.address or 'starting'}, release {server.release}, formats {formats}"
     return f"{part}, {where}, seen {server.seen_s:.1f} s ago"

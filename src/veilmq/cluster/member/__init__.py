@@ -31,7 +31,7 @@ from veilmq.cluster.postgres.log.reading import LogReader
 from veilmq.cluster.postgres.ownership import Candidate, Ownership, Server, Sight, StillOwned
 from veilmq.cluster.postgres.schema import Formats, Outdated, Shard, WrongCluster, admit, refuse_moved
 from veilmq.cluster.postgres.snapshots import Snapshots
-from veilmq.cluster.registry import NameTaken, Registry, ServerState, ask_to_hand_over, within
+from veilmq.cluster.registry import FILLING, NameTaken, Registry, ServerState, ask_to_hand_over, within
 from veilmq.cluster.snapshotting import SNAPSHOT_BYTES, Snapshotting
 from veilmq.engine.directory import is_full
 from veilmq.model.errors import StoreUnknown
@@ -142,6 +142,11 @@ class Member:
         return self._no_room or self._trouble
 
     @property
+    def is_filling(self) -> bool:
+        """Whether its copy was thrown away, and is being filled again; any thread."""
+        return self.registry is not None and self.registry.reported.role == FILLING
+
+    @property
     def unowned(self) -> str:
         """Why calls are not carried out while no owner is known, in a sentence."""
         why = f", and this server cannot take over: {self._not_taken}" if self._not_taken else ""
@@ -195,6 +200,8 @@ class Member:
             self._candidate = None
             snapshots = Snapshots(self.postgres, kept.incarnation)
             between = partial(self._go_on, stopping)
+            if not (self._directory / DATABASE).exists():
+                self._copy = None
             copy = stack.enter_context(closing(Copy(self._directory, self._open_follower, snapshots, watch, between)))
             self._copy = copy
             following = _Following(stack, watch, registry, candidate, reader, copy, patient_until_ns)
@@ -242,7 +249,7 @@ class Member:
         if (named := (sight.epoch, sight.holder, sight.address)) != following.reported:
             following.watch.saw(sight)
             following.reported = named
-        if following.looked % LOOKS_BETWEEN_REPORTS == 0:
+        if following.looked % LOOKS_BETWEEN_REPORTS == 0 or self.is_filling:
             registry.report(ServerState("follower", copy.follower.format, copy.follower.position.lsn))
             self._reported_ns = self._boot_ns()
         following.silent = _note_silence(following.silent, sight, candidate)
@@ -357,10 +364,15 @@ class Member:
         """Called while a copy is filled: report that this server is there. Raises _Stopped, NameTaken."""
         if stopping.is_set():
             raise _Stopped
-        registry, now_ns = self.registry, self._boot_ns()
-        if registry is not None and now_ns - self._reported_ns >= REPORT_SECONDS * 1e9:
+        registry, copy, now_ns = self.registry, self._copy, self._boot_ns()
+        if registry is None:
+            return
+        before = registry.reported
+        is_filling = before.role != "starting" and (copy is None or copy.is_filling)
+        state = before._replace(record=self.lsn, role=FILLING if is_filling else before.role)
+        if state.role != before.role or now_ns - self._reported_ns >= REPORT_SECONDS * 1e9:
             with suppress(Unreachable):
-                registry.report(registry.reported)
+                registry.report(state)
             self._reported_ns = now_ns
 
     def _server(self, kept: Membership) -> Server:

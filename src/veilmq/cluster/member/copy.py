@@ -62,8 +62,9 @@ class Copy:
         """Why the log alone cannot fill it."""
         self.lsn = 0
         """The last record that it has."""
-        self._is_behind = False
-        """Whether it is being filled again. It then tells nobody how queues were: an old policy must not come back."""
+        self.is_filling = False
+        """Whether it was thrown away, and is being filled again. It then tells nobody how queues were: an old policy
+        must not come back."""
         self._diverged = set[int]()
         """Records that did not fit."""
         self._forced_at = 0
@@ -87,7 +88,7 @@ class Copy:
         ownership: held already. It is given back if the copy cannot be brought up to date.
         """
         try:
-            while self.read_on(reader) and (ownership is not None or self._is_behind or not reader.is_level):
+            while self.read_on(reader) and (ownership is not None or self.is_filling or not reader.is_level):
                 pass
         except BaseException:
             if ownership is not None:
@@ -108,13 +109,13 @@ class Copy:
                     for entry in part:
                         if entry.lsn == self._forced_at <= follower.position.lsn:
                             self.doubted_epoch = entry.epoch
-                if changed.queues and not self._is_behind:
+                if changed.queues and not self.is_filling:
                     self._watch.learnt(follower.queues(changed.queues))
-                if changed.shared and not self._is_behind:
+                if changed.shared and not self.is_filling:
                     self._watch.shared(follower.shared())
                 self.lsn = follower.position.lsn
-            if self._is_behind and reader.is_level:
-                self._is_behind = False
+            if self.is_filling and reader.is_level:
+                self.is_filling = False
                 self._show(follower)
         except FormatUnknown as error:
             raise Outdated(f"{error} this server; its copy stays as it is") from error
@@ -157,7 +158,7 @@ class Copy:
     def _opened(self) -> Follower:
         self._follower = follower = self._open(self._directory)
         self.lsn = follower.position.lsn
-        if not self._is_behind:
+        if not self.is_filling:
             self._show(follower)
         return follower
 
@@ -193,7 +194,7 @@ class Copy:
     def throw_away(self, why: str) -> None:
         """Remove the copy; it is filled again when it is needed."""
         self.close()
-        self._filled_from, self._is_behind = None, True
+        self._filled_from, self.is_filling, self.lsn = None, True, 0
         remove_copy(self._directory, why)
 
     def close(self) -> None:

@@ -126,6 +126,8 @@ class ClusterServer:
             why = f"an operator drained this server: `veilmq cluster undrain {self._settings.server_name}` ends that"
             return Following(self.owner, False, why, self.front.held)
         trouble, copy = self.member.unowned, self.member.trouble
+        if self.member.is_filling:
+            copy = "; ".join(("its copy was thrown away, and is being filled again", *filter(None, (copy,))))
         if self.ownership is not None and self.ownership.lost is None:  # it may still be the owner
             trouble = f"this server's lease has ended: {self._unrenewed or 'PostgreSQL has not confirmed the renewal'}"
         if caller is not None:
