@@ -141,10 +141,14 @@ def test_who_was_asked_to_hand_over_leaves_the_shard_to_others_for_a_while(
 
 
 def lose_connection(cluster: Cluster, member: Member) -> None:
-    """End the session that waits for a lock: the member says so."""
+    """End the session that waits for a lock, also if it gave up just before the signal came: the member says so."""
     lose = "select pg_terminate_backend(pid) from pg_stat_activity where wait_event_type = 'Lock'"
-    until(lambda: cluster.pair.primary.query(lose))
-    until(lambda: "was lost" in member.unowned)
+
+    def is_lost() -> bool:
+        cluster.pair.primary.query(lose)
+        return "was lost" in member.unowned
+
+    until(is_lost)
 
 
 def test_an_owner_that_cannot_read_on_gives_the_shard_back_with_the_lease_clock_as_it_was(
