@@ -2,9 +2,12 @@
 
 import signal
 import socket
+import ssl
+import subprocess
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
 
@@ -51,6 +54,39 @@ def test_what_is_wrong_with_the_place_is_refused(
 ) -> None:
     with pytest.raises(ClusterError, match=said):
         make(shared_pair).connect()
+
+
+def test_a_certificate_that_is_refused_is_waited_for(tmp_path: Path) -> None:
+    """It may have expired, and be renewed in an hour. What answers is TLS alone: the tests' PostgreSQL has none."""
+    key, chain = tmp_path / "key.pem", tmp_path / "chain.pem"
+    subprocess.run(
+        [
+            "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+            "-keyout", key, "-out", chain, "-days", "2", "-subj", "/CN=db9",
+        ],
+        check=True, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(chain, key)
+    dsn = f"host=127.0.0.1 user=veilmq sslmode=verify-full sslrootcert={chain}"
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                assert len(connection.recv(8, socket.MSG_WAITALL)) == 8  # an SSLRequest
+                connection.sendall(b"S")
+                with (
+                    suppress(OSError),
+                    context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False) as secure,
+                ):
+                    secure.do_handshake()
+                    secure.recv(1)
+
+        answering = pool.submit(answer)
+        with pytest.raises(Unreachable, match=r"certificate .*; renew it, or correct host"):
+            Postgres(f"{dsn} port={listener.getsockname()[1]}").connect()
+        answering.result(20)
 
 
 def test_a_session_is_closed_only_between_exchanges(shared_pair: Pair) -> None:

@@ -406,7 +406,10 @@ def _refusal(error: psycopg.OperationalError) -> ClusterError:
         return Unfit(f"a pooler is in between, connect to PostgreSQL itself: {text}")
     if any(part in text for part in ("invalid port number", "invalid integer value", "value: ")) and "invalid " in text:
         return Unfit(f"correct the connection string: {text}")
-    return Unreachable(f"PostgreSQL cannot be reached: {text}")
+    advice = ""
+    if "certificate" in text:  # libpq does not say that it has expired
+        advice = "; renew it, or correct host, sslrootcert or sslcert in the connection string"
+    return Unreachable(f"PostgreSQL cannot be reached: {text}{advice}")
 
 
 def _missing(setting: str, connected: Sequence[str]) -> str:
