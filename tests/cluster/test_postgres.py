@@ -173,9 +173,10 @@ def test_the_settings_of_a_role_do_not_count(cluster: Cluster) -> None:
 def test_settings_that_a_pooler_drops_are_missed(shared_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     # libpq takes the last: what a pooler makes of our options.
     postgres = Postgres(shared_pair.primary.dsn)
-    postgres._places = [make_conninfo(place, options="-c synchronous_commit=local") for place in postgres._places]
-    with pytest.raises(Unfit, match=r"synchronous_commit is local .* without a pooler"):
-        postgres.connect()
+    for options, said in (("-c synchronous_commit=local", "synchronous_commit is local"), ("", "lock_timeout is 0")):
+        postgres._places = [make_conninfo(place, options=options) for place in postgres._places]
+        with pytest.raises(Unfit, match=rf"{said} .* without a pooler"):
+            postgres.connect()
 
 
 class TestInit:

@@ -60,7 +60,11 @@ _STATE: Final = """
            (select case when count(*) = count(sync_state) then coalesce(array_agg(lower(application_name))
                    filter (where sync_state <> 'async'), '{}') end from pg_stat_replication)
 """
-_CHOSEN: Final = "select " + ", ".join(f"current_setting('{name}')" for name in _SETTINGS)
+# Only that for locks is never PostgreSQL's default, so it is missed where whatever is in between drops all of them.
+_CHOSEN: Final = (
+    "select " + ", ".join(f"current_setting('{name}')" for name in _SETTINGS)
+    + ", (select setting from pg_settings where name = 'lock_timeout')"
+)  # fmt: skip
 
 
 class ClusterError(Exception):
@@ -253,9 +257,9 @@ class Postgres:
             raise Unfit(
                 "this is no connection string of PostgreSQL: write postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
             ) from None
-        chosen = _SETTINGS | {"lock_timeout": str(lock_ms)}
+        self._chosen = _SETTINGS | {"lock_timeout": str(lock_ms)}
         # Backslashes keep the spaces of a value together.
-        ours = " ".join(f"-c {name}={value.replace(' ', chr(92) + ' ')}" for name, value in chosen.items())
+        ours = " ".join(f"-c {name}={value.replace(' ', chr(92) + ' ')}" for name, value in self._chosen.items())
         given["options"] = f"{given.get('options') or ''} {ours}".strip()
         self._places = [make_conninfo(**{**_NETWORK, **given, **place}) for place in _hosts(given)]
 
@@ -363,7 +367,7 @@ class Postgres:
                     f"PostgreSQL {session.info.server_version // 10_000} is too old: use {VERSION_MIN} or later"
                 )
             chosen = session.execute(_CHOSEN).fetchone()
-            for (name, wanted), found in zip(_SETTINGS.items(), chosen or (), strict=True):
+            for (name, wanted), found in zip(self._chosen.items(), chosen or (), strict=True):
                 if found != wanted:
                     raise Unfit(
                         f"{name} is {found} on a new connection, not {wanted}: connect to PostgreSQL without a pooler"
