@@ -30,6 +30,7 @@ from veilmq.store.directory import DATABASE, DatabaseUnusable
 from veilmq.store.log import Diverged, Entry, Follower, Point, Position, SnapshotBad
 from veilmq.store.sqlite.disk import connect
 from veilmq.store.sqlite.follower import SqliteFollower
+from veilmq.store.sqlite.tools import check
 from veilmq.testing import chance
 
 CLOCK = Instant(5)
@@ -380,7 +381,13 @@ class TestCopy:
         while not writing.done():
             owner.answer()
         writing.result()
-        assert [found.lsn for found in snapshots.list()] == [behind + 3]
+        (found,) = snapshots.list()
+        assert found.lsn == behind + 3
+        (tmp_path / "new").mkdir(mode=0o700)
+        snapshots.read(found, tmp_path / "new" / DATABASE)
+        with closing(follower(tmp_path / "new")) as new:
+            assert new.position == found.point.position, "a new server would begin before it, where the log may end"
+        assert check(tmp_path / "new" / DATABASE).problems_count == 0
 
     def test_a_follower_that_nobody_verifies_publishes_nothing_and_an_owner_alone_does(
         self, cluster: Cluster, snapshots: Snapshots, copy: Copy, stage: Stage, tmp_path: Path

@@ -21,7 +21,7 @@ from uuid import UUID
 from veilmq.cluster.postgres import Postgres, Unfit, Unreachable
 from veilmq.cluster.postgres.log.reading import LogDiverged, LogReader, LogTrimmed
 from veilmq.cluster.postgres.snapshots import BYTES_PER_SECOND, Proof, Proofs, Snapshots
-from veilmq.engine.directory import copy_checked, digest_of, open_follower
+from veilmq.engine.directory import checkpoint, copy_checked, digest_of, open_follower
 from veilmq.model.errors import StoreUnknown
 from veilmq.model.wording import counted
 from veilmq.store import Options
@@ -200,6 +200,7 @@ class Snapshotting:
                 for part in together(self._reader.read(copy.position, min(missing, 1_000))):
                     copy.apply(part)
             position = copy.position
+        checkpoint(place / DATABASE)  # the file alone is uploaded
         with closing(digest_of(place / DATABASE)) as reading:
             clock = reading.clock
             same = reading.digest(self._rest) == proof.digest

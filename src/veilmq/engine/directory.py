@@ -64,6 +64,8 @@ digest_of: Final = backup.Reading
 """One state of a database, and its digest."""
 is_full: Final = disk.is_full
 """Whether an error of a directory comes of a full disk."""
+checkpoint: Final = backup.checkpoint
+"""Brings what a follower has left in the WAL into the database."""
 set_position: Final = backup.set_position
 """Lets a database follow a log, or none."""
 renew: Final = backup.renew

@@ -262,15 +262,20 @@ def unusable(path: Path, error: Exception) -> DatabaseUnusable:
 
 
 def close_last(connection: apsw.Connection) -> None:
-    """Close the connection that may be the last, which then copies the WAL into the database. It writes checksums only
-    if it has seen in the file that pages have them."""
+    """Close the connection that may be the last, which then copies the WAL into the database."""
     try:
-        if connection.open_vfs == schema.CHECKING:
-            connection.read("main", 0, 0, int(connection.pragma("page_size")))
+        see_checksums(connection)
     except apsw.Error:
         close_unchecked(connection)
     else:
         connection.close()
+
+
+def see_checksums(connection: apsw.Connection) -> None:
+    """Call before a checkpoint: it writes checksums only if its connection has seen in the file that pages have them.
+    Raises apsw.Error."""
+    if connection.open_vfs == schema.CHECKING:
+        connection.read("main", 0, 0, int(connection.pragma("page_size")))
 
 
 def close_unchecked(connection: apsw.Connection) -> None:

@@ -43,6 +43,7 @@ from veilmq.store.sqlite.disk import (
     open_reader,
     reason_of,
     redo,
+    see_checksums,
     trust_pages,
 )
 from veilmq.store.sqlite.disk.redo import file as redo_file
@@ -202,6 +203,18 @@ def set_position(database: Path, to: Position | None) -> None:
             check_writable(connection)
             connection.execute("DELETE FROM log_position" if to is None else MOVE, to)
     except (apsw.Error, DatabaseUnusable) as error:
+        raise DatabaseFailed(reason_of(error)) from error
+
+
+def checkpoint(database: Path) -> None:
+    """Bring what a follower has left in the WAL into a database that nobody has open any more, for who takes the file
+    alone. Raises DatabaseFailed."""
+    try:
+        with closing(connect(database)) as connection:
+            see_checksums(connection)
+            position(connection)  # before a first read there is no WAL to copy
+            connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+    except apsw.Error as error:
         raise DatabaseFailed(reason_of(error)) from error
 
 
