@@ -281,6 +281,14 @@ class TestCopy:
         for _ in range(2):
             self.work(stage, 100)
             self.snapshot(cluster, copy, tmp_path)
+        # 0.1.0 wrote a snapshot that names later records than it has, and dropped the log between.
+        (newest, _), end = snapshots.list(), cluster.reader().end().lsn
+        for table in ("snapshot", "snapshot_part"):
+            cluster.pair.primary.query(f"update veilmq.{table} set lsn = {end + 64} where lsn = {newest.lsn}")
+        self.work(stage, 100)
+        cluster.reader().drop_below(end + 64)
+        with closing(Copy(tmp_path / "old", follower, snapshots)) as old, pytest.raises(Unfit, match="no snapshot"):
+            old.catch_up(cluster.reader())
         cluster.pair.primary.query("delete from veilmq.snapshot_part")
         with closing(Copy(tmp_path / "new", follower, snapshots)) as new, pytest.raises(Unfit, match="no snapshot"):
             new.catch_up(cluster.reader())

@@ -15,7 +15,7 @@ from tests.support.sqlite import SMALL, SqliteFactory, store_of
 
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.store import Options, Store
-from veilmq.store.log import Entry, Held, Point, Position, RecordsEnd, SnapshotBad, SourceUnusable, restore
+from veilmq.store.log import Entry, Held, Point, Position, RecordsEnd, SnapshotBad, SourceUnusable, checksum, restore
 from veilmq.store.sqlite.disk import connect
 from veilmq.store.sqlite.effects import digest
 from veilmq.store.sqlite.follower import SqliteFollower
@@ -197,6 +197,26 @@ def test_a_damaged_snapshot_is_passed_over(stage: Stage, tmp_path: Path) -> None
     (tmp_path / "new").mkdir(mode=0o700)
     found = restore(kept, None, tmp_path / "new", open_follower)
     assert (found.lsn, found.damaged) == (len(kept.entries), ["it is damaged"])
+
+
+def test_a_snapshot_that_lacks_records_which_it_names_is_completed_from_the_log(stage: Stage, tmp_path: Path) -> None:
+    """So a cluster of 0.1.0 wrote those that it took amid load."""
+    kept = kept_by(stage)
+    held = kept._held[0]
+    has = held.point.position.lsn
+    lsn, epoch, record = kept.entries[has]
+    names = held.point._replace(position=Position(lsn, epoch, checksum(record)))
+
+    def fetch(file: Path) -> Point:
+        held.fetch(file)
+        return names
+
+    kept._held[0] = Held(names, fetch)
+    assert restored(kept, None, tmp_path / "new") == state_at(kept, stage.now)
+    del kept.entries[has:]
+    (tmp_path / "less").mkdir(mode=0o700)
+    found = restore(kept, None, tmp_path / "less", open_follower)
+    assert (found.lsn, found.damaged) == (has, [f"the snapshot of record {lsn} has no record after {has}"])
 
 
 def test_a_damaged_record_ends_it_with_a_word(stage: Stage, tmp_path: Path) -> None:

@@ -151,8 +151,9 @@ class Copy:
                 self.throw_away(str(error))
 
     def _doubt(self, error: Exception) -> None:
-        """The copy is no use: nor is the snapshot that it began with, unless only the log went on without it."""
-        if self._filled_from is not None and (not isinstance(error, LogTrimmed) or self._filled_from == self.lsn):
+        """The copy is no use: nor is the snapshot that it began with, unless only the log went on without it. One that
+        0.1.0 wrote may have less than it names."""
+        if self._filled_from is not None and (not isinstance(error, LogTrimmed) or self._filled_from >= self.lsn):
             self._bad.add(self._filled_from)
 
     def _opened(self) -> Follower:

@@ -280,11 +280,10 @@ def restore(source: Source, to: Instant | None, directory: Path, open_follower: 
     damaged: list[str] = []
     begun = _begin(source, to, directory, damaged)
     with closing(open_follower(directory)) as follower:
-        restored = Restored(
-            lsn=begun.position.lsn, clock=begun.clock, snapshot=begun.position.lsn, records=0, damaged=damaged
-        )
+        has = min(begun.position, follower.position)  # a cluster of 0.1.0 names more than the file has
+        restored = Restored(lsn=has.lsn, clock=begun.clock, snapshot=has.lsn, records=0, damaged=damaged)
         try:
-            rest = _until(to, _decoded(source.records(begun.position)), restored)
+            rest = _until(to, _decoded(source.records(has)), restored)
             for part in _parts(rest):
                 _apply(follower, part, restored)
         except (RecordsEnd, Diverged) as error:
@@ -295,6 +294,8 @@ def restore(source: Source, to: Instant | None, directory: Path, open_follower: 
             if not damaged:
                 raise
             raise SourceUnusable(f"no snapshot from then is whole: {'; '.join(damaged)}") from error
+    if restored.lsn < begun.position.lsn and not damaged:
+        damaged.append(f"the snapshot of record {begun.position.lsn} has no record after {restored.lsn}")
     if not restored.clock:
         why = "there is nothing from before that instant" if restored.goes_on else "it is empty"
         raise SourceUnusable(why, restored.goes_on)
