@@ -68,6 +68,9 @@ def test_archive_and_replay_over_spark_connect_whose_server_is_killed(stage: Sta
     again = stage.name + "-again.fifo"
     replay = ["pipeline", "replay", kept / "messages", "--queue", stage.url(name=again), "--where", "position < 100"]
     with stage.make(again, fifo=True) as queue:
+        code, _, err = command(stage.directory, *replay[:-1], "nosuch < 1", SPARK_REMOTE=remote)
+        assert (code, "Traceback" in err) == (2, False), err
+        assert "where='nosuch < 1' cannot be: [UNRESOLVED_COLUMN" in err
         code, out, err = command(stage.directory, *replay, SPARK_REMOTE=remote)
         assert (code, out) == (0, "sent 100 messages\n"), err
         assert left(queue) == 100
