@@ -1,5 +1,6 @@
 """Tables that a drain does not write to, for their rows or the queue's messages would be lost."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,25 @@ def test_messages_stay_in_the_queue_if_the_table_is_another_query_s(spark: Any, 
         with pytest.raises(TableForeign, match="lacks batch 1 of this query: it was removed"):
             drain(spark, stage.url(), f"parquet:{table}", stage.directory / "d")
         assert (left(queue), table.exists()) == (1, False)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_drain_whose_directory_went_back_loses_nothing(spark: Any, stage: Stage) -> None:
+    """A backup of the directory, without the table: the next batch has a number that the table knows."""
+    table, home, saved = stage.directory / "table", stage.directory / "d", stage.directory / "saved"
+    with stage.make() as queue:
+        send(queue, ["1"])
+        drain(spark, stage.url(), f"delta:{table}", home)
+        shutil.copytree(home, saved)
+        send(queue, ["2"])
+        drain(spark, stage.url(), f"delta:{table}", home)
+        send(queue, ["3"])
+        with pytest.raises(TableForeign, match=r"has batch 1 of this query, and the checkpoint ends with batch 0"):
+            drain(spark, stage.url(), f"delta:{table}", saved)
+        assert (left(queue), queue.stats().in_flight) == (1, 0)
+        drain(spark, stage.url(), f"delta:{table}", home)
+    assert sorted(DeltaTable(table).to_pyarrow_table()["body"].to_pylist()) == ["1", "2", "3"]
 
 
 @pytest.mark.slow

@@ -59,6 +59,9 @@ class TestDeltaTransactions:
         assert add_files(str(table), SCHEMA, [written(table, "a.parquet", [1, 2])], "app", 0)
         assert not add_files(str(table), SCHEMA, [written(table, "b.parquet", [1, 2])], "app", 0)
         assert add_files(str(table), SCHEMA, [written(table, "c.parquet", [3])], "app", 1)
+        # Spark repeats no earlier batch: this is a new one, of a query whose checkpoint went back.
+        with pytest.raises(DeltaRefused, match="has batch 1 of this query, and the checkpoint ends with batch 0"):
+            add_files(str(table), SCHEMA, [written(table, "d.parquet", [4])], "app", 0)
         assert sorted(DeltaTable(table).to_pyarrow_table()["n"].to_pylist()) == [1, 2, 3]
         assert DeltaTable(table).transaction_version("app") == 1
 

@@ -46,6 +46,7 @@ from veilmq.pipeline.places.delta import (
     write_part,
     write_parted,
 )
+from veilmq.pipeline.sinks.ownership import went_back
 from veilmq.store.files import sync_directory, sync_file
 
 _ELSEWHERE: Final = (*ARROWS_OWN[:-1], "abfs://", "abfss://", "az://", "oss://")
@@ -117,7 +118,7 @@ def add_files(
     path, query = str(path), files[0].query
     storage = storage_of(path, storage)
     own = app if app == query else f"{app}/{query}"
-    if _is_done(path, app, own, batch, storage):
+    if _is_done(path, app, own, batch, storage, after):
         _sync_log(path)  # the process that committed it may have died before it synced
         return False
     for left in reversed(range(_TRIES)):
@@ -127,7 +128,7 @@ def add_files(
         except DeltaRefused:
             raise
         except Exception as error:
-            if _is_done(path, app, own, batch, storage):
+            if _is_done(path, app, own, batch, storage, after):
                 log.warning("table %s has batch %d, though its commit raised: %s", path, batch, error)
                 _sync_log(path)
                 return True
@@ -171,7 +172,7 @@ def _commit(
             if not DeltaTable.is_deltatable(path, storage):
                 raise
     table = DeltaTable(path, storage_options=storage)
-    if _holds(table, path, app, own, batch) or (after is not None and _last(table, app) != after):
+    if _holds(table, path, app, own, batch, after) or (after is not None and _last(table, app) != after):
         return False
     check_fits(table, schema, partitions)
     check_nulls(table, frozenset().union(*map(_nulls_in, files)))
@@ -254,22 +255,20 @@ def check_place(path: Path | str, schema: Any, partitions: Sequence[str] = ()) -
         check_fits(table, schema, partitions)
 
 
-def _has(table: Any, app: str, batch: int) -> bool:
-    return _last(table, app) >= batch
-
-
 def _last(table: Any, app: str) -> int:
     """The application's last batch; -1: there is none, or no table."""
     version = None if table is None else table.transaction_version(app)
     return -1 if version is None else int(version)
 
 
-def _is_done(path: str, app: str, own: str, batch: int, storage: dict[str, str] | None) -> bool:
+def _is_done(
+    path: str, app: str, own: str, batch: int, storage: dict[str, str] | None, after: int | None
+) -> bool:  # fmt: skip
     """Whether the table has the batch of the query `own`.
 
-    Raises DeltaRefused if the batch may be another query's, SourceUnreachable.
+    Raises DeltaRefused if the batch may be another one of that number, SourceUnreachable.
     """
-    return _holds(_table(path, batch, storage), path, app, own, batch)
+    return _holds(_table(path, batch, storage), path, app, own, batch, after)
 
 
 def _table(path: str, batch: int, storage: dict[str, str] | None) -> Any:
@@ -284,11 +283,14 @@ def _table(path: str, batch: int, storage: dict[str, str] | None) -> Any:
         raise _unreadable(path, error) from error
 
 
-def _holds(table: Any, path: str, app: str, own: str, batch: int) -> bool:
+def _holds(table: Any, path: str, app: str, own: str, batch: int, after: int | None) -> bool:
     """The same of one version of the table, or of none. Raises DeltaRefused, and as deltalake does."""
-    if _has(table, own, batch):
+    last = _last(table, own)
+    if last > batch and after is None:  # Spark repeats only the last one
+        raise DeltaRefused(*went_back(path, last, batch))
+    if last >= batch:
         return True
-    if _last(table, own) < 0 and _has(table, app, batch):
+    if last < 0 and _last(table, app) >= batch:
         mend = "Bring that query's checkpoint back, or give this one another name."
         raise DeltaRefused(f"The table {path} has batch {batch} of another query under the name app={app}.", mend)
     return False

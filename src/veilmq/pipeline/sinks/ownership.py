@@ -5,22 +5,29 @@ says that it already has batch 0, and the source then deletes messages that are 
 table was removed, Spark writes files that it cannot read, for the log of the first batches is missing. Nor can one
 directory be two tables: a Delta reader ignores what the Parquet sink wrote, and the other way round.
 
+The Delta sink identifies batches by the query's id, too. But a checkpoint that was restored from a backup has the same
+id, and gives new batches numbers that the table has.
+
 Strategy: compare the last batch in the sink's log with the last in the checkpoint's. Python reads the logs that it
 finds. Spark looks for the others, with its own connector: those at a URL, and those at a path without a scheme if its
 default file system is not the local one.
 """
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from veilmq.pipeline.errors import OptionInvalid, TableForeign
 from veilmq.pipeline.places import here
+from veilmq.pipeline.places.delta import table_at
 from veilmq.pipeline.tables import literal
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _SINK_LOG: Final = "_spark_metadata"
+_QUERY: Final = "metadata"
+"""The file of a checkpoint that has the query's id."""
 _FILES: Final = ("*.parquet", "*=*/**/*.parquet")
 """Of a table of Parquet: also below the directories of partitions."""
 _NONE: Final = -1
@@ -32,7 +39,7 @@ def check_table(kind: str, path: str, checkpoint: Path | str, spark: "SparkSessi
     spark: lists logs that Python does not find; without it, those at a URL are not checked. Raises TableForeign, and
     OptionInvalid if Spark cannot read there.
     """
-    table, has, files = here(path), _NONE, False
+    table, has, files, is_delta = here(path), _NONE, False, False
     if table is not None:
         is_delta, log = (table / "_delta_log").is_dir(), table / _SINK_LOG
         if kind != "delta" and is_delta:
@@ -40,6 +47,8 @@ def check_table(kind: str, path: str, checkpoint: Path | str, spark: "SparkSessi
         if kind == "delta" and log.is_dir():
             raise TableForeign(f"{path} is a Parquet table.", "Drain with that format, or into another place.")
         has, files = _last(log), not is_delta and any(any(table.glob(each)) for each in _FILES)
+    if is_delta and table is not None:
+        _check_newest(table, here(checkpoint))
     if not files and (kind == "delta" or (table is None and spark is None)):
         return
     reached = _reached(checkpoint, spark, "offsets")
@@ -50,6 +59,31 @@ def check_table(kind: str, path: str, checkpoint: Path | str, spark: "SparkSessi
         raise TableForeign(f"{path} holds rows of another query.", mend if has > reached else "Name an empty place.")
     if kind == "parquet" and has < reached:
         _check_complete(path, has, checkpoint, spark)
+
+
+def _check_newest(table: Path, checkpoint: Path | None) -> None:
+    """Raises TableForeign if a Delta table has a batch that its query's checkpoint does not know. One that only Spark
+    reads is not checked."""
+    if checkpoint is None or not (checkpoint / _QUERY).is_file():
+        return
+    try:
+        query = json.loads((checkpoint / _QUERY).read_bytes())["id"]
+        found = table_at(table)
+    except (ValueError, LookupError, TypeError):
+        return  # Spark says what is wrong with its file, and the sink what is wrong with the table
+    has = None if found is None else found.transaction_version(query)
+    reached = _last(checkpoint / "offsets")
+    if has is not None and has > reached:
+        raise TableForeign(*went_back(str(table), has, reached))
+
+
+def went_back(table: str, has: int, reached: int) -> tuple[str, str]:
+    """What is wrong with a Delta table of which a query's checkpoint knows the batches up to `reached` (-1: none), and
+    how to fix it."""
+    known = f"ends with batch {reached}" if reached > _NONE else "has none"
+    wrong = f"{table} has batch {has} of this query, and the checkpoint {known}: it is of an earlier time."
+    mend = "Bring the newest checkpoint and directory back. Or start again with new ones: the table may then get the"
+    return wrong, f"{mend} messages of batch {has} twice."
 
 
 def _check_complete(path: str, has: int, checkpoint: Path | str, spark: "SparkSession | None") -> None:
