@@ -410,6 +410,19 @@ def test_a_package_that_is_missing_is_told(tmp_path: Path, package: str, command
     assert f"veilmq[{extra}]" in done.stderr
 
 
+def test_a_pyspark_that_lacks_a_module_is_told_to_be_too_old(tmp_path: Path) -> None:
+    """Another package brought it. The loop imports Spark's sources before the others do."""
+    old = "import sys, pyspark; sys.modules['pyspark.sql.streaming.datasource'] = None; pyspark.__version__ = '4.1.2'"
+    for job in ("timeouts", "loop"):
+        command = ["pipeline", job, "--path", "nowhere", "--out", "nowhere"]
+        done = subprocess.run(
+            [sys.executable, "-c", f"{old}; from veilmq.cli import main; main()", *command], cwd=tmp_path,
+            capture_output=True, text=True, timeout=WAIT_S,
+        )  # fmt: skip
+        assert (done.returncode, done.stdout) == (2, ""), done.stderr
+        assert done.stderr.startswith("veilmq: pyspark 4.1.2 is too old.\n"), done.stderr
+
+
 def test_a_port_that_speaks_no_http_is_told(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
 

@@ -125,7 +125,8 @@ def test_packages_that_do_not_fit_are_named(monkeypatch: pytest.MonkeyPatch) -> 
     check_packages()
     for package, version, said in (
         (pandas, "3.0.1", "pandas 3.0.1 does not work with pyspark"),
-        (pyspark, "3.5.1", "pyspark 3.5.1 has no Python data sources"),
+        (pyspark, "3.5.1", "pyspark 3.5.1 is too old"),
+        (pyspark, "4.1.0.dev1", "pyspark 4.1.0.dev1 is too old"),
         (pyarrow, "12.0.0", "pyarrow 12.0.0 is too old"),
     ):
         with monkeypatch.context() as changed:

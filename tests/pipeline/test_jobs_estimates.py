@@ -10,7 +10,17 @@ from tests.support.histories import Law, Workload, bimodal, history, lognormal, 
 
 from veilmq.client.timeouts import Costs
 from veilmq.pipeline.estimates import Curve, Sample, sample_of
-from veilmq.pipeline.estimates.buckets import BOUNDS, CRASHED, DONE, SCHEMA, STEP, WATCHED, bucket_of, histogram
+from veilmq.pipeline.estimates.buckets import (
+    BOUNDS,
+    CRASHED,
+    DONE,
+    SCHEMA,
+    STEP,
+    WATCHED,
+    arrow_of,
+    bucket_of,
+    histogram,
+)
 from veilmq.pipeline.estimates.prices import schedule_price, steady, timeout_price
 from veilmq.pipeline.estimates.tails import tail_of
 from veilmq.pipeline.jobs.attempts import attempts
@@ -417,3 +427,11 @@ def test_no_timeout_is_longer_than_a_queue_takes() -> None:
         assert found.at_least_s is None if median == 2 else 46 * hour < found.at_least_s < 48 * hour
     best, is_longest = best_timeout(np.ones(len(BOUNDS)), Costs(crashes_per_second=1e-9), 43_200)
     assert (best <= 43_200, bool(is_longest)) == (True, True)
+
+
+def test_what_spark_connect_adds_to_a_frame_is_not_written() -> None:
+    """pyarrow writes it, and warns of what is no JSON."""
+    rows = pd.DataFrame({"queue": ["q"]})
+    rows.attrs = {"metrics": [object()]}
+    assert arrow_of(rows, "queue string").to_pylist() == [{"queue": "q"}]
+    assert list(rows.attrs) == ["metrics"]

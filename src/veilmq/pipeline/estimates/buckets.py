@@ -64,6 +64,8 @@ def arrow_of(rows: Any, schema: str) -> Any:
     """A pandas frame of such columns as a pyarrow Table: Spark checks Python's values one by one."""
     import pyarrow as pa
 
+    rows = rows.copy(deep=False)
+    rows.attrs = {}  # metrics of Spark Connect, which pyarrow would write, and warns that it cannot
     return pa.Table.from_pandas(rows, pa.schema(list(_arrow(schema))), preserve_index=False)
 
 
