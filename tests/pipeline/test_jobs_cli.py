@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import venv
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -543,6 +544,31 @@ def test_a_master_that_is_none_is_said_with_its_mend(exported: Path, tmp_path: P
     assert (code, out) == (1, "")
     assert "veilmq: Spark does not start: Could not parse Master URL: 'local-cluster[x]'.\n" in err
     assert "Traceback" not in err
+
+
+@pytest.mark.slow
+def test_a_python_of_spark_s_that_lacks_packages_is_said_with_its_mend(exported: Path, tmp_path: Path) -> None:
+    """As on a cluster or a Spark Connect server where nobody installed them."""
+    venv.create(tmp_path / "bare", symlinks=True)
+    python = str(tmp_path / "bare" / "bin" / "python")
+    code, out, err = veilmq("pipeline", "survival", "--path", exported, cwd=tmp_path, PYSPARK_PYTHON=python)
+    assert (code, out) == (1, ""), err
+    said = err[err.rindex("veilmq: ") :]
+    assert said.startswith("veilmq: Spark cannot run its Python workers: No module named '"), said
+    assert "PYSPARK_PYTHON" in said
+
+
+@for_each(
+    "trace",
+    [
+        "[PYTHON_VERSION_MISMATCH] Python in worker has different version: 3.12 than that in driver: 3.11, PySpark",
+        'Caused by: java.io.IOException: Cannot run program "/none/python": error=2',
+        "Traceback\nModuleNotFoundError: No module named 'veilmq'\n SQLSTATE",
+    ],
+)
+def test_spark_s_trace_of_its_python_is_one_sentence(trace: str) -> None:
+    with pytest.raises(Failure, match=r"^Spark cannot run its Python workers: (Python|Cannot|No mod)"), reported():
+        raise OSError(trace)
 
 
 SETTINGS_SHOWN = """

@@ -36,8 +36,17 @@ if TYPE_CHECKING:
 
 SERVER_DEFAULT: Final = "http://127.0.0.1:9325"
 _REFUSED: Final = re.compile(r"veilmq\.[\w.]+\.([A-Z]\w+): (.+)")
-_UNWRITTEN: Final = re.compile("No space left on device|Disk quota exceeded|Read-only file system|File too large")
-_GONE: Final = re.compile(r"\[(?:FAILED_READ_FILE\.FILE_NOT_EXIST|PATH_NOT_FOUND)\] *(.*)")
+_TOLD: Final = (
+    (r"""(?:^|: |\] )(No module named '[\w.]+'|Python in worker has[^,]+|Cannot run program "[^"]+")""",
+     "Spark cannot run its Python workers",
+     "Executors, and a Spark Connect server, need this Python with 'veilmq[pipeline]': PYSPARK_PYTHON names it there."),
+    (r"\[(?:FAILED_READ_FILE\.FILE_NOT_EXIST|PATH_NOT_FOUND)\] *(.*)", "a file is gone that the job was to read",
+     "A tidy may have merged or dropped it meanwhile: run the job again."),
+    # On a disk of --out, or of Spark's own temporary files.
+    ("(No space left on device|Disk quota exceeded|Read-only file system|File too large)",
+     "a file cannot be written", "Run it again when it can be."),
+)  # fmt: skip
+"""What is found in a trace, what it means, and how to fix it."""
 _SHORT_EVENTS: Final = 4_000_000
 """Up to so many, a job takes less CPU without Java's second compiler."""
 JOB_CODES: Final = {"OptionInvalid": Exit.USAGE}
@@ -46,9 +55,7 @@ _URL: Final = re.compile("([a-zA-Z][a-zA-Z0-9+.-]+):/+(.*)", re.DOTALL)
 """As a path is printed: of several slashes one is left."""
 _REPEATING: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 """Loggers of PySpark that print an exception when it is raised; our code reports it when it is caught."""
-_BROKEN_OFF: Final = (
-    "KeyboardInterrupt while ", "Exception while sending command", "Exception occurred while shutting down connection",
-)  # fmt: skip
+_BROKEN_OFF: Final = ("KeyboardInterrupt while ", "Exception while sending", "Exception occurred while shutting down")
 """How py4j's log messages about a call interrupted by Ctrl-C begin. The call itself also raises an error."""
 _GATEWAY: Final = ("root", "py4j.clientserver")
 """The loggers that py4j uses for them."""
@@ -121,7 +128,13 @@ def reported(codes: Mapping[str, Exit] = JOB_CODES) -> Iterator[None]:
     except PipelineError as error:
         raise Failure(codes.get(type(error).__name__, Exit.WRONG), error.wrong, error.mend) from None
     except ImportError as error:
-        raise _missing(error) from None
+        if (error.name or "").startswith("pyspark."):
+            from veilmq.pipeline.session import check_packages
+
+            with reported({"Unready": Exit.USAGE}):
+                check_packages()
+        mend = "Install what the pipeline needs: pip install 'veilmq[pipeline]'."
+        raise Failure(Exit.USAGE, f"the package {error.name} is missing", mend) from None
     except RuntimeError as error:
         # Of Spark's errors, only those of its Java gateway are RuntimeErrors.
         raise Failure(Exit.WRONG, f"Spark: {error}") from None
@@ -130,14 +143,9 @@ def reported(codes: Mapping[str, Exit] = JOB_CODES) -> Iterator[None]:
         if found:
             name, message = found[-1]
             raise Failure(codes.get(name, Exit.WRONG), message) from None
-        gone = _GONE.search(str(error))
-        if gone is not None:
-            mend = "A tidy may have merged or dropped it meanwhile: run the job again."
-            raise Failure(Exit.WRONG, f"a file is gone that the job was to read: {gone[1]}", mend) from None
-        unwritten = _UNWRITTEN.search(str(error))
-        if unwritten is not None:  # on a disk of --out, or of Spark's own temporary files
-            mend = "Run it again when it can be."
-            raise Failure(Exit.WRONG, f"a file cannot be written: {unwritten[0]}", mend) from None
+        for pattern, wrong, mend in _TOLD:
+            if told := re.search(pattern, str(error), re.MULTILINE):
+                raise Failure(Exit.WRONG, f"{wrong}: {told[1]}", mend) from None
         if isinstance(error, PermissionError) and error.filename is not None:
             mend = "May this user read and write it?"
             raise Failure(Exit.WRONG, f"{error.filename}: {error.strerror}", mend) from None
@@ -147,19 +155,6 @@ def reported(codes: Mapping[str, Exit] = JOB_CODES) -> Iterator[None]:
     except _delta_failures() as error:
         mend = "Is the table whole? If another process wrote to it at the same time, run it again."
         raise Failure(Exit.WRONG, f"Delta: {str(error).strip().splitlines()[0]}", mend) from None
-
-
-def _missing(error: ImportError) -> Failure:
-    """A package is not there, or an old pyspark lacks a module or a name."""
-    from veilmq.pipeline.session import check_packages
-
-    if (error.name or "").startswith("pyspark."):
-        try:
-            check_packages()
-        except PipelineError as refused:
-            return Failure(Exit.USAGE, refused.wrong, refused.mend)
-    mend = "Install what the pipeline needs: pip install 'veilmq[pipeline]'."
-    return Failure(Exit.USAGE, f"the package {error.name} is missing", mend)
 
 
 def _failures() -> tuple[type[BaseException], ...]:
