@@ -81,6 +81,15 @@ def table_at(path: Path | str, storage: dict[str, str] | None = None) -> Any:
     return DeltaTable(path, storage_options=storage) if DeltaTable.is_deltatable(path, storage) else None
 
 
+def went_back(table: str, has: int, reached: int) -> tuple[str, str]:
+    """What is wrong with a Delta table of which a query's checkpoint knows the batches up to `reached` (-1: none), and
+    how to fix it."""
+    known = f"ends with batch {reached}" if reached >= 0 else "has none"
+    wrong = f"{table} has batch {has} of this query, and the checkpoint {known}: it is of an earlier time."
+    mend = "Bring the newest checkpoint and directory back. Or start again with new ones: the table may then get the"
+    return wrong, f"{mend} messages of batch {has} twice."
+
+
 def reason_of(error: BaseException) -> str:
     """deltalake's error in one line, without a full stop. It draws causes below each other, in colour, and may append a
     trace of Rust; an object store's answer has lines, too."""

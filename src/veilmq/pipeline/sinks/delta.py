@@ -43,10 +43,10 @@ from veilmq.pipeline.places.delta import (
     reason_of,
     storage_of,
     table_at,
+    went_back,
     write_part,
     write_parted,
 )
-from veilmq.pipeline.sinks.ownership import went_back
 from veilmq.store.files import sync_directory, sync_file
 
 _ELSEWHERE: Final = (*ARROWS_OWN[:-1], "abfs://", "abfss://", "az://", "oss://")

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from veilmq.pipeline.errors import OptionInvalid, TableForeign
 from veilmq.pipeline.places import here
-from veilmq.pipeline.places.delta import table_at
+from veilmq.pipeline.places.delta import table_at, went_back
 from veilmq.pipeline.tables import literal
 
 if TYPE_CHECKING:
@@ -75,15 +75,6 @@ def _check_newest(table: Path, checkpoint: Path | None) -> None:
     reached = _last(checkpoint / "offsets")
     if has is not None and has > reached:
         raise TableForeign(*went_back(str(table), has, reached))
-
-
-def went_back(table: str, has: int, reached: int) -> tuple[str, str]:
-    """What is wrong with a Delta table of which a query's checkpoint knows the batches up to `reached` (-1: none), and
-    how to fix it."""
-    known = f"ends with batch {reached}" if reached > _NONE else "has none"
-    wrong = f"{table} has batch {has} of this query, and the checkpoint {known}: it is of an earlier time."
-    mend = "Bring the newest checkpoint and directory back. Or start again with new ones: the table may then get the"
-    return wrong, f"{mend} messages of batch {has} twice."
 
 
 def _check_complete(path: str, has: int, checkpoint: Path | str, spark: "SparkSession | None") -> None:
