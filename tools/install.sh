@@ -32,8 +32,8 @@ pip="env PYTHONPATH= PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 echo "veilmq: installing what $lock names" >&2
 $pip install --require-hashes --only-binary :all: --requirement requirements/build.txt
 # Some packages come as source alone: these are built here, by the locked build tools, without isolation. For a lock without
-# them the option is left out, because the pip of Debian 12 warns about it.
-sources=$(sed -nE 's/^(pyspark|aliyun-mns-sdk)==.*/--no-binary \1/p' "$lock")
+# them the options are left out, because the pip of Debian 12 warns about it; that of Debian 13 warns without --use-pep517.
+sources=$(sed -nE 's/^(pyspark|aliyun-mns-sdk)==.*/--use-pep517 --no-binary \1/p' "$lock")
 $pip install --require-hashes --only-binary :all: $sources --no-build-isolation --requirement "$lock"
 $pip install --no-deps --no-build-isolation --editable .
 .venv/bin/python tools/accelerator.py
