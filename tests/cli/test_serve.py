@@ -252,6 +252,13 @@ def test_keys_are_checked_and_read_again_on_sighup(serve: Serve, keys: Path, loo
     assert "hush" not in server.told()
 
 
+def ask_refused(asked: str | urllib.request.Request) -> None:
+    """Send a request that the server refuses."""
+    with pytest.raises(HTTPError) as caught:
+        urllib.request.urlopen(asked)
+    caught.value.close()
+
+
 def test_the_log_tells_who_was_refused(serve: Serve, keys: Path) -> None:
     keys.write_text(KEYS + 'grants = [{ actions = ["send"] }]\n')
     server = serve("--credentials", str(keys)).ready()
@@ -263,17 +270,14 @@ def test_the_log_tells_who_was_refused(serve: Serve, keys: Path) -> None:
     server.wait_for(f"sqs: AK1 may not purge: {asked} by AK1 of 111111111111/us-east-1/orders")
     server.wait_for(f"sqs: {asked} by AK1: refused with 403: ")
     server.wait_for(f"sqs: {asked}: refused with 403: ")
-    with pytest.raises(HTTPError):
-        urllib.request.urlopen(urllib.request.Request(f"{azure}/example/a?comp=metadata"))
+    ask_refused(f"{azure}/example/a?comp=metadata")
     server.wait_for("azure: GET /example/a from 127.0.0.1: refused with 400: MissingRequiredHeader: An HTTP header")
     batch = {"Action": "SendMessageBatch", "QueueUrl": f"{server.url}/111111111111/orders"}
     empty = AWSRequest("GET", f"{server.url}/", params=batch)
     SigV4QueryAuth(Credentials("AK1", "hush-one"), "sqs", "us-east-1").add_auth(empty)
-    with pytest.raises(HTTPError):
-        urllib.request.urlopen(str(empty.url))
+    ask_refused(str(empty.url))
     server.wait_for("by AK1: refused with 400: AWS.SimpleQueueService.EmptyBatchRequest: ")
-    with pytest.raises(HTTPError):
-        urllib.request.urlopen(urllib.request.Request(f"{server.url}/?Action=a", headers={"Authorization": "hush"}))
+    ask_refused(urllib.request.Request(f"{server.url}/?Action=a", headers={"Authorization": "hush"}))
     server.wait_for("Unsupported AWS 'algorithm'")
     assert server.stop() == 0
     assert "hush" not in server.told()
@@ -285,8 +289,7 @@ def test_the_log_tells_who_was_refused_by_a_signature_in_the_query_string(serve:
     for key, secret in (("AK+1@shop", "hush-two"), ("hush-one", "AK+1@shop")):
         request = AWSRequest("GET", f"{server.url}/", params={"Action": "ListQueues", "QueueNamePrefix": "hush-name"})
         SigV4QueryAuth(Credentials(key, secret), "sqs", "us-east-1").add_auth(request)
-        with pytest.raises(HTTPError), urllib.request.urlopen(str(request.url)):
-            pass
+        ask_refused(str(request.url))
     asked = "GET / ListQueues from 127.0.0.1"
     server.wait_for(f"sqs: {asked} by AK+1@shop: refused with 403: ")
     server.wait_for(f"sqs: {asked}: refused with 403: ")

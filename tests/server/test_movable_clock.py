@@ -40,6 +40,8 @@ def test_a_lease_of_six_hours_ends_at_once(veilmq_server: LocalServer, sqs: Any)
     assert bodies(sqs, url) == []
     veilmq_server.advance(minutes=1)
     assert bodies(sqs, url) == ["work"]
+    with pytest.raises(urllib.error.HTTPError, match="advance_us"):
+        veilmq_server.advance(minutes=-1)
     assert 6 * 3600 <= veilmq_server.now - before < 6 * 3600 + 60
 
 

@@ -241,6 +241,7 @@ class LocalServer:
             with _DIRECTLY.open(request, timeout=_TIMEOUT_S) as answer:
                 found: dict[str, Any] = json.load(answer)
         except urllib.error.HTTPError as error:
-            error.msg += f": {error.read().decode(errors='replace')}"
+            with error:  # Python 3.14 warns of one that nobody closed
+                error.msg += f": {error.read().decode(errors='replace')}"
             raise
         return found

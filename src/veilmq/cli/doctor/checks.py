@@ -341,7 +341,7 @@ def health(holder: Holder | None) -> Iterator[Finding]:
             said = json.load(answer)
     except urllib.error.HTTPError as error:
         said = {}
-        with suppress(ValueError):
+        with error, suppress(ValueError):
             said = json.load(error)
         if not isinstance(said, dict) or not said.get("reasons"):
             fix = "All connections of its admin port may be taken: see its log, and docs/operations.md."

@@ -126,8 +126,10 @@ def look(data: Path) -> Found:
         raise Failure(Exit.DIRECTORY, f"{database} cannot be read: {closed.rstrip('.')}", advice)
     try:
         refuse_remains(data)
-        if not database.exists():
-            raise Failure(Exit.USAGE, f"{data} has no data of VeilMQ", "Check --data DIR.")
+        try:
+            database.stat()  # since Python 3.14 Path.exists takes what cannot be a path for a missing file
+        except (FileNotFoundError, NotADirectoryError):
+            raise Failure(Exit.USAGE, f"{data} has no data of VeilMQ", "Check --data DIR.") from None
         number, follows, losses = format_of(database)
         return Found(number, "", follows, losses)
     except (SchemaNewer, SchemaUnreleased) as error:
