@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.support.commands import bare
 from tests.support.ports import kept_ports
 
 from veilmq.checking.report import Promises, Rule
@@ -49,7 +50,7 @@ def test_the_server_of_the_page_is_killed_and_verified(tmp_path: Path) -> None:
         commands = commands.replace("9324", str(port)).replace("--minutes 1", "--minutes 0.1 --kill-every 3s")
         try:
             ended = subprocess.run(
-                ["bash", "-eu", "-c", commands], cwd=tmp_path, env={"PATH": path}, capture_output=True, text=True
+                ["bash", "-eu", "-c", commands], cwd=tmp_path, env=bare(PATH=path), capture_output=True, text=True
             )
         finally:
             os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)

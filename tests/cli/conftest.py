@@ -14,7 +14,7 @@ from typing import Any
 import boto3
 import pytest
 from botocore.config import Config
-from tests.support.commands import Run, in_process
+from tests.support.commands import Run, bare, in_process
 
 from veilmq.testing.local import VEILMQ
 
@@ -104,7 +104,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
     started: list[Server] = []
 
     def start(*arguments: str, data: Path | None = None, **environment: str) -> Server:
-        server = Server(data or tmp_path / "data", list(arguments), {"PATH": "/usr/bin:/bin", **environment})
+        server = Server(data or tmp_path / "data", list(arguments), bare(**environment))
         started.append(server)
         return server
 
@@ -134,7 +134,7 @@ def veilmq(run: Run, monkeypatch: pytest.MonkeyPatch) -> Callable[..., "subproce
 
     def command(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
         if arguments[0] == "serve":  # sets up the logging of the whole process
-            own = {"PATH": "/usr/bin:/bin", **environment}
+            own = bare(**environment)
             return subprocess.run([*VEILMQ, *arguments], capture_output=True, text=True, timeout=WAIT_S, env=own)
         with monkeypatch.context() as variables:
             for name, value in environment.items():

@@ -16,7 +16,7 @@ from tests.cli.conftest import INTERRUPTIBLE, Serve
 from tests.cli.test_own_account import ONE, OTHER, credentials
 from tests.support.azurite import azurite
 from tests.support.broken_server import HANG_UP, BrokenServer, answer
-from tests.support.commands import Run
+from tests.support.commands import Run, bare
 
 from veilmq.cli.migrate.bridge import once
 from veilmq.client.adapters.cloud import encode_base64
@@ -301,7 +301,7 @@ def started() -> Any:
 
     def start(*arguments: str) -> "subprocess.Popen[str]":
         command = [*INTERRUPTIBLE, "bridge", *arguments, "--yes", "--json"]
-        environment = {"PATH": "/usr/bin:/bin", "AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any"}
+        environment = bare(AWS_ACCESS_KEY_ID="any", AWS_SECRET_ACCESS_KEY="any")
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
         running.append(process)
         return process

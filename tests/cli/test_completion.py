@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.conftest import WAIT_S, Serve
+from tests.support.commands import bare
 
 import veilmq
 from veilmq.testing.local import VEILMQ
@@ -15,9 +16,7 @@ from veilmq.testing.local import VEILMQ
 def completed(words: str, **environment: str) -> list[str]:
     """What bash is given for the last of the words; nothing may go to the terminal."""
     asked = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1), "_VEILMQ_COMPLETE": "complete_bash"}
-    done = subprocess.run(
-        VEILMQ, capture_output=True, text=True, timeout=WAIT_S, env={"PATH": "/usr/bin:/bin", **asked, **environment}
-    )
+    done = subprocess.run(VEILMQ, capture_output=True, text=True, timeout=WAIT_S, env=bare(**asked, **environment))
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.split()
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from tests.cli.conftest import INTERRUPTIBLE, WAIT_S, Serve, Server
+from tests.support.commands import bare
 
 from veilmq.store.sqlite.disk import connect
 
@@ -27,7 +28,7 @@ class Follower:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={"PATH": "/usr/bin:/bin"},
+            env=bare(),
         )
         out, err = self.process.stdout, self.process.stderr
         assert out is not None

@@ -11,6 +11,7 @@ import pytest
 from rich.cells import cell_len
 from tests.cli.conftest import WAIT_S
 from tests.cli.test_top import Terminal
+from tests.support.commands import bare
 
 import veilmq
 from veilmq.cli.output import table
@@ -33,7 +34,7 @@ def run(*arguments: str | bytes, out: int | IO[bytes] = subprocess.PIPE, **envir
         stdout=out,
         stderr=subprocess.PIPE,
         timeout=WAIT_S,
-        env={"PATH": "/usr/bin:/bin", **environment},
+        env=bare(**environment),
     )
     return done.returncode, (done.stdout or b"").decode("ascii", "replace"), done.stderr.decode()
 
@@ -66,9 +67,7 @@ def test_nobody_needs_to_hear_it(data: Path) -> None:
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_what_an_encoding_lacks_is_written_as_in_json(data: Path, encoding: str) -> None:
     names = {"VEILMQ_DATA": str(data), "PYTHONIOENCODING": encoding}
-    done = subprocess.run(
-        [*VEILMQ, "peek", "q", "--json"], capture_output=True, timeout=WAIT_S, env={"PATH": "/usr/bin:/bin", **names}
-    )
+    done = subprocess.run([*VEILMQ, "peek", "q", "--json"], capture_output=True, timeout=WAIT_S, env=bare(**names))
     assert (done.returncode, done.stderr) == (0, b"")
     assert json.loads(done.stdout.decode(encoding))["body"] == BODY
     code, out, _ = run("peek", "q", **names)
@@ -85,9 +84,7 @@ def test_json_drives_no_terminal(tmp_path: Path) -> None:
     with veilmq.connect(f"veil://{tmp_path}/data?queue=q&create=1") as queue:
         queue.send(Message(strange, type=strange))
     for command in (("peek", "q", "--json"), ("events", "--json"), ("peek", "q"), ("events",)):
-        done = subprocess.run(
-            [*VEILMQ, *command], capture_output=True, timeout=WAIT_S, env={"PATH": "/usr/bin:/bin", **names}
-        )
+        done = subprocess.run([*VEILMQ, *command], capture_output=True, timeout=WAIT_S, env=bare(**names))
         lines = done.stdout.decode().splitlines()
         assert done.returncode == 0
         assert all(line.isprintable() for line in lines)

@@ -27,6 +27,7 @@ from botocore.exceptions import ClientError, EndpointConnectionError, HTTPClient
 from joserfc.jwk import ECKey
 from tests.cli.conftest import WAIT_S, Run, Serve
 from tests.support.certificate import CERTIFICATE, PRIVATE_KEY
+from tests.support.commands import bare
 from tests.support.ports import kept_ports
 from tests.support.sqlite import read_events
 
@@ -508,10 +509,8 @@ def test_deleted_files_are_copied_out_of_the_server_as_the_page_says(serve: Serv
         assert "Do not stop the server, which still has it open: " in told
     assert "Do not stop the server, which still has it open: " in run("upgrade", "--check", *here).err
     (tmp_path / "link").symlink_to(server.data)
-    environment = {
-        "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "PID": str(server.process.pid),
-        "OLD": f"{tmp_path}/link/", "NEW": f"{tmp_path}/new",
-    }  # fmt: skip
+    path, pid = f"{Path(sys.executable).parent}:/usr/bin:/bin", str(server.process.pid)
+    environment = bare(PATH=path, PID=pid, OLD=f"{tmp_path}/link/", NEW=f"{tmp_path}/new")
     done = subprocess.run(["bash", "-c", block], capture_output=True, text=True, timeout=WAIT_S, env=environment)
     assert (done.returncode, done.stderr) == (0, "")
     assert "2 messages" in done.stdout

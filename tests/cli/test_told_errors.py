@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from tests.cli.conftest import INTERRUPTIBLE, WAIT_S, Serve
 from tests.support.broken_server import BrokenServer, answer
+from tests.support.commands import bare
 from tests.users import other_user
 
 import veilmq
@@ -240,7 +241,7 @@ def _run(
         input=stdin,
         capture_output=True,
         timeout=WAIT_S,
-        env={"PATH": "/usr/bin:/bin", **environment},
+        env=bare(**environment),
     )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.commands import bare
 
 from veilmq.cli.work.command import _Collecting
 from veilmq.client.adapters.connect import connect_account
@@ -116,7 +117,7 @@ def account(directory: Path) -> Iterator[Account]:
 
 
 def _environment() -> dict[str, str]:
-    return {"PATH": "/usr/bin:/bin", "PYTHONUNBUFFERED": "1"}
+    return bare(PYTHONUNBUFFERED="1")
 
 
 def fill(directory: Path, *bodies: str) -> str:

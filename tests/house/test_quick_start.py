@@ -16,6 +16,7 @@ import pytest
 from markdown_it import MarkdownIt
 from tests.house.test_protocol_pages import DEVELOPMENT_KEY
 from tests.house.test_readme import blocks
+from tests.support.commands import bare
 
 from veilmq.testing import LocalServer
 
@@ -68,12 +69,7 @@ def test_the_page_runs(server: LocalServer, tmp_path: Path) -> None:
     assert (TOOLS / "clients" / "node_modules").exists(), "JavaScript's clients are missing: run `make setup-clients`"
     (tmp_path / "node_modules").symlink_to(TOOLS / "clients" / "node_modules")
     path = os.pathsep.join([str(Path(sys.executable).parent), str(TOOLS / "aws" / "bin"), os.environ["PATH"]])
-    environment = {
-        "PATH": path,
-        "HOME": str(tmp_path),
-        "VEILMQ_DATA": str(server.process.data),
-        "NODE_NO_WARNINGS": "1",
-    }
+    environment = bare(PATH=path, HOME=str(tmp_path), VEILMQ_DATA=str(server.process.data), NODE_NO_WARNINGS="1")
     for language, line, text in BLOCKS:
         file = tmp_path / f"block.{ {'python': 'py', 'js': 'mjs', 'bash': 'sh'}[language] }"
         file.write_text(on_its_ports(text, server))

@@ -31,6 +31,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from markdown_it import MarkdownIt
+from tests.support.commands import bare
 
 from veilmq.store.directory import read_holder
 from veilmq.testing.for_each import for_each
@@ -108,7 +109,7 @@ class Reader:
     def _environment(self) -> dict[str, str]:
         admin = f"127.0.0.1:{self.ports.get('9325', '9325')}"
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        return {"PATH": path, "HOME": str(self.directory), "LANG": "C.UTF-8", "VEILMQ_ADMIN": admin}
+        return bare(PATH=path, HOME=str(self.directory), LANG="C.UTF-8", VEILMQ_ADMIN=admin)
 
     def _serve(self, assignments: list[str]) -> None:
         arguments = [word for one in assignments for word in shlex.split(one.removeprefix("ARGS="))]

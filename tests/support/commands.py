@@ -32,6 +32,13 @@ class Ended(NamedTuple):
 Run = Callable[..., Ended]
 
 
+def bare(**more: str) -> dict[str, str]:
+    """The environment of a command that gets none of the tests' variables but where Python finds its modules, and
+    `more`."""
+    paths = [path for path in (more.get("PYTHONPATH"), os.environ.get("PYTHONPATH")) if path]
+    return {"PATH": "/usr/bin:/bin", **more} | ({"PYTHONPATH": os.pathsep.join(paths)} if paths else {})
+
+
 def in_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], directory: Path) -> Run:
     """`run("send", "orders", ..., stdin="")`: the command in this process, in that directory. Not `serve`, which sets
     up the logging of the whole process."""
