@@ -189,6 +189,7 @@ AGENTS = {
     "curl/8.14.1": True,
     "": True,
     "Mozilla/5.0 (compatible; pycurl)": True,  # Celery's workers, which receive through kombu's own HTTP client
+    "Mozilla/5.0 (compatible; urllib3)": True,  # the same in kombu 5.5
     "Mozilla/5.0 (Windows NT; Windows NT 10.0; en-US) WindowsPowerShell/5.1.19041.1": True,  # whose `curl` this is
     "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/156.0.0.0 Safari/537.36": False,
     "Mozilla/5.0 (Macintosh; Intel Mac OS X 10.15; rv:128.0) Gecko/20100101 Firefox/128.0": False,

@@ -389,9 +389,9 @@ def _found(path: Path, tables: dict[str, Any], lines: LineNumbers) -> _Found:
 
 _HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:\[\]/]+))(?::\d{1,5})?")
 _REMEMBERED_MAX: Final = 256
-_NO_BROWSER: Final = re.compile(rb"PowerShell/|CFNetwork/|\(compatible; pycurl\)|^(?:node|undici|Deno)\b")
-"""User-Agents of programs that look like browsers: those of PowerShell and of Celery's workers (pycurl) begin like
-theirs, the others send Accept-Language."""
+_NO_BROWSER: Final = re.compile(rb"PowerShell/|CFNetwork/|\(compatible; (?:pycurl|urllib3)\)|^(?:node|undici|Deno)\b")
+"""User-Agents of programs that look like browsers: those of PowerShell and of Celery's workers (pycurl; urllib3 in
+kombu 5.5) begin like theirs, the others send Accept-Language."""
 
 
 class Hosts:
