@@ -1,8 +1,8 @@
 """Verifies the sender of a request: signature V2 (HMAC-SHA1) and V4 (HMAC-SHA256); in development mode anybody.
 
 Strategy: a key is prepared once and cached until the keyring returns another object for its id. A date too far off is
-refused before any computation. In development mode no signature is checked, and every key is account 000000000000
-(docs/mns.md): the readable part of the Authorization header only names the principal.
+refused before any computation. In development mode no signature is checked, and every key is account 000000000000,
+or that of an ElasticMQ file (docs/mns.md): the readable part of the Authorization header only names the principal.
 
 The signed texts are pure functions of the bytes on the wire. V2 signs the target as sent. V4 encodes path and query
 again, and Java's signer does so from values that may or may not have been encoded for the wire: `queries` returns both
