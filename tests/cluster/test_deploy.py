@@ -53,13 +53,14 @@ class TestCompose:
         assert [int(port.split(":")[-1]) for port in service["ports"]] == [
             PORTS[port] for port in ("sqs", "azure", "mns")
         ]
-        asked = " ".join(service["healthcheck"]["test"])
-        assert f"'localhost', {PORTS['admin']}" in asked
-        assert "'/health/ready'" in asked
+        assert "healthcheck" not in service  # the image's
         assert int(service["stop_grace_period"].rstrip("s")) >= 2 * found.shutdown_deadline_s + 5
         assert service["volumes"][1].split(":")[1] == str(Path(str(found.credentials)).parent)
         assert (service["read_only"], service["cap_drop"], service["tmpfs"]) == (True, ["ALL"], ["/tmp"])
-        assert service["image"] == SERVICES["init"]["image"]
+        # Docker Compose builds services in parallel, and builds of one tag may fail then.
+        init = SERVICES["init"]
+        assert init["build"]["args"] == {"EXTRAS": "cluster"}
+        assert ("build" in service, service["pull_policy"], service["image"]) == (False, "never", init["image"])
 
     def test_what_one_part_names_another_is(self) -> None:
         for service in SERVICES.values():

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tests.first_hour.image import BASE
 
+from veilmq.server.config.settings import Settings
 from veilmq.testing.for_each import for_each
 
 ROOT = Path(__file__).parents[2]
@@ -64,7 +65,9 @@ def test_it_serves_without_privileges_and_with_a_probe() -> None:
     assert f"It is Debian {debian} with its Python" in (ROOT / "docs" / "deploy.md").read_text()
     assert re.search(r"^USER (\d+):\1$", SERVING, re.MULTILINE)
     assert "\nSTOPSIGNAL SIGTERM\n" in SERVING
-    assert "'/health/live'" in SERVING  # Docker Swarm ends what is unhealthy, and a full disk is no reason
+    # Docker Swarm ends what is unhealthy. A full disk is no reason, nor a start that migrates all of the data.
+    assert f"'localhost', {Settings().admin.port}, timeout=5); c.request('GET', '/health/live')" in SERVING
+    assert "--start-period=30m" in SERVING
     assert "gcc" not in SERVING
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     (named,) = re.findall(r"EXTRAS=([a-z,]+) adds", FILE)

@@ -49,7 +49,8 @@ def test_only_a_server_with_others_beside_it_leaves_the_service_when_its_disk_is
     asked = [each["readinessProbe"]["httpGet"]["path"] for each in (CONTAINER, of_cluster)]
     assert asked == ["/health/live", "/health/ready"]
     for each in (CONTAINER, of_cluster):
-        assert min(each[probe]["timeoutSeconds"] for probe in ("readinessProbe", "livenessProbe")) > 1  # the default
+        probes = ("startupProbe", "readinessProbe", "livenessProbe")
+        assert min(each[probe]["timeoutSeconds"] for probe in probes) > 1  # the default
         # A migration, or a copy that is filled, would begin anew if it were ended.
         assert each["startupProbe"]["periodSeconds"] * each["startupProbe"]["failureThreshold"] >= 1800
 
