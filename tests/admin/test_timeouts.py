@@ -306,7 +306,7 @@ def test_what_nobody_saw_is_not_recommended(http: httpx.Client) -> None:
     told = got(http, JOBS + "/timeout")
     assert told["silent_were"] == "unknown"
     assert (told["advice"], told["recommended_us"], told["at_least_us"]) == ("extend", None, 45 * SECOND_US)
-    assert "8 leases ran out without a sign of their worker" in told["why"]
+    assert "8 leases ran out without a sign of a worker" in told["why"]
     assert told["work_us"]["p99"]["value"] is None
     assert told["extend"]["every_us"] < told["extend"]["lease_us"]
     above = [each for each in told["curve"] if not each["seen"]]
