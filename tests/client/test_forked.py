@@ -5,8 +5,10 @@ A child does its part and ends by `os._exit`; one that hangs is ended by its ala
 """
 
 import fcntl
+import multiprocessing
 import os
 import signal
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -209,14 +211,18 @@ def test_a_worker_that_runs_in_the_parent_can_run_in_the_child(veilmq_server: Lo
     assert code_of(child) == 0
 
 
-def forking(job: object) -> None:
-    """Fork, and let the child leave the handler."""
+def code_of_one_that_leaves() -> int:
+    """Fork, and let the child leave the caller."""
     pid = os.fork()
     if not pid:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(ALARM_SECONDS)
         raise RuntimeError("in the child")
-    if (code := code_of(pid)) != 1:
+    return code_of(pid)
+
+
+def forking(job: object) -> None:
+    if (code := code_of_one_that_leaves()) != 1:
         raise RuntimeError(f"the child ended with {code}")
 
 
@@ -242,11 +248,10 @@ def test_a_child_that_leaves_its_parents_handler_settles_nothing(
 def test_a_child_that_leaves_a_callback_of_its_parents_settles_nothing(
     veilmq_server: LocalServer, tmp_path: Path
 ) -> None:
-    called: list[str] = []
+    ended: list[tuple[str, int]] = []
 
     def fork_in(name: str, value: Any = None) -> Any:
-        called.append(name)
-        forking(name)
+        ended.append((name, code_of_one_that_leaves()))
         return value
 
     with veilmq.connect(URLS["veil"](veilmq_server)) as queue:
@@ -262,35 +267,43 @@ def test_a_child_that_leaves_a_callback_of_its_parents_settles_nothing(
             wait=0,
         )
         assert worker.run(messages_max=2).outcomes == {"done": 1, "failed": 1}
-    assert sorted(called) == ["error_report", "guard_key", "guard_key", "lease", "lease", "on_result"]
+    called = ["error_report", "guard_key", "guard_key", "lease", "lease", "on_result"]
+    assert sorted(ended) == [(name, 1) for name in called]
 
 
-def test_a_child_of_a_handler_ends_by_sigterm_but_not_by_ctrl_c(tmp_path: Path) -> None:
+def terminating(job: object) -> list[int]:
+    """How a fork and a program end that the handler terminates; the fork gets a Ctrl-C before."""
+    if multiprocessing.parent_process() is not None:
+        os.kill(os.getpid(), signal.SIGTERM)  # as a service manager does it: the worker's own child goes on
+    ready, tell = os.pipe()
+
+    def idle() -> bool:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.write(tell, b".")
+        while True:
+            signal.pause()
+
+    pid = in_child(idle)
+    os.close(tell)
+    with open(ready, "rb") as told:
+        told.read(1)
+    os.kill(pid, signal.SIGTERM)
+    with subprocess.Popen(["sleep", str(ALARM_SECONDS)]) as program:
+        program.terminate()
+    return [code_of(pid), program.returncode]
+
+
+@pytest.mark.parametrize("kind", ["threads", pytest.param("processes", marks=pytest.mark.slow)])
+def test_a_child_of_a_handler_ends_by_sigterm_but_not_by_ctrl_c(kind: Kind, tmp_path: Path) -> None:
     """`Process.terminate()` is SIGTERM; Ctrl-C goes to all processes of a terminal, and the drain waits for them."""
-    codes: list[int] = []
-
-    def handler(job: object) -> None:
-        ready, tell = os.pipe()
-
-        def idle() -> bool:
-            os.kill(os.getpid(), signal.SIGINT)
-            os.write(tell, b".")
-            while True:
-                signal.pause()
-
-        pid = in_child(idle)
-        os.close(tell)
-        with open(ready, "rb") as told:
-            told.read(1)
-        os.kill(pid, signal.SIGTERM)
-        codes.append(code_of(pid))
-
+    codes: list[Any] = []
     with EmbeddedAccount(tmp_path) as account:
         account.create("jobs")
         queue = account.queue("jobs")
         queue.send("one")
-        assert Worker(queue, handler, wait=0).run(signals=True, messages_max=1).outcomes == {"done": 1}
-    assert codes == [-signal.SIGTERM]
+        worker = Worker(queue, terminating, kind=kind, on_result=lambda message, value: codes.append(value), wait=0)
+        assert worker.run(signals=True, messages_max=1).outcomes == {"done": 1}
+    assert codes == [[-signal.SIGTERM, -signal.SIGTERM]]
 
 
 def test_a_receiver_on_a_parents_directory_tells_every_caller_of_the_child_at_once(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ all processes of a terminal, and the parent's drain waits for what they do.
 """
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType, TracebackType
 from typing import Any, Final
 
@@ -16,21 +16,22 @@ SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopSignals:
-    """A context manager for the main thread: SIGTERM and SIGINT call `stop` inside it."""
+    """A context manager for the main thread: the signals `numbers` call `stop` inside it."""
 
-    def __init__(self, stop: Callable[[], object]) -> None:
+    def __init__(self, stop: Callable[[], object], numbers: Sequence[int] = SIGNALS) -> None:
         self._stop = stop
+        self._numbers = numbers
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> None:
         forget_in_child(self)
-        for number in SIGNALS:
+        for number in self._numbers:
             self._before[number] = signal.signal(number, self._came)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for number in SIGNALS:
+        for number in self._numbers:
             self._restore(number)
 
     def forget(self) -> None:

@@ -77,7 +77,7 @@ class ProcessRunners:
 
     def start(self) -> None:
         """Returns once the handlers can run. Raises ParameterInvalid if they never will."""
-        # If the program exits without a stop: multiprocessing would send SIGTERM and wait, but children ignore SIGTERM.
+        # If the program exits without a stop: multiprocessing would wait after a SIGTERM, which these children survive.
         atexit.register(self.kill)
         try:
             for child in self._children:

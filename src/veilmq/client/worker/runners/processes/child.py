@@ -22,6 +22,7 @@ import msgspec
 
 from veilmq.client.clock import SYSTEM
 from veilmq.client.messages import Received
+from veilmq.client.shared.signals import StopSignals
 from veilmq.client.worker.job import Cancellation, Cause, Job
 from veilmq.client.worker.job.checkpoints import encode_state
 from veilmq.client.worker.job.results import Result, Verdict, call
@@ -31,7 +32,7 @@ GONE = 70
 """Exit code of a child whose parent is gone or sent something that cannot be read here."""
 
 PARENTS_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
-"""Signals that stop a worker. Its children ignore them and end when the parent asks them to."""
+"""Signals that stop a worker. They have no effect on its children, which end when the parent asks them to."""
 
 
 class Item(msgspec.Struct, frozen=True):
@@ -193,15 +194,16 @@ def _packed_results(results: list[Result]) -> bytes:
 
 def run_child(pipe: Connection, handler: str, batch: bool) -> None:
     """Entry point of the process."""
-    for number in PARENTS_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, PARENTS_SIGNALS)
-    try:
-        found = resolve(handler)
-    except Exception as error:
-        pipe.send(("broken", f"{error}\n{traceback.format_exc()}"))
-        raise SystemExit(1) from error
-    try:
-        _Child(pipe).serve(found, batch)
-    except (EOFError, OSError):
-        sys.exit(GONE)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Not SIG_IGN: a program that a handler starts would inherit that, and nobody could terminate it.
+    with StopSignals(lambda: None, (signal.SIGTERM,)):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, PARENTS_SIGNALS)
+        try:
+            found = resolve(handler)
+        except Exception as error:
+            pipe.send(("broken", f"{error}\n{traceback.format_exc()}"))
+            raise SystemExit(1) from error
+        try:
+            _Child(pipe).serve(found, batch)
+        except (EOFError, OSError):
+            sys.exit(GONE)
