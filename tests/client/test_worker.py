@@ -186,7 +186,7 @@ class TestFailures:
         assert stage.seen == []
         assert [each.body for each in dead.receive(10)] == ["killer"]
 
-    def test_a_rejected_message_goes_there_at_once(self, stage: Stage) -> None:
+    def test_a_rejected_message_goes_there_at_once(self, stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
         dead = stage.make("dead")
         stage.send("a")
 
@@ -195,6 +195,7 @@ class TestFailures:
 
         assert stage.work(handler, dead_letter_queue="dead").outcomes == {"dead_lettered": 1}
         assert dead.receive()[0].attributes["veilmq.dead_letter.reason"] == "no such customer"
+        assert " went to dead after 1 receive: no such customer" in caplog.text
 
     def test_a_message_full_of_attributes_goes_there_too(self, stage: Stage) -> None:
         dead = stage.make("dead")

@@ -29,6 +29,8 @@ def test_settings_change_after_they_were_shown(orders: Api, visitor: Visitor) ->
     shown = visitor.submit(path, **typed)
     assert "visibility timeout 30 s 1 min" in plain(shown.text)
     assert "retention" not in plain(shown.text)
+    fewer = plain(visitor.submit(path, **(typed | {"receive_count_max": "1"})).text)
+    assert re.search(r"to dead after 2 receives to dead after 1 receive\b", fewer)
     assert orders.kinds().count("queue_changed") == 0
     confirmed = dict(
         re.findall(r'<input type="hidden" name="([^"]*)" value="([^"]*)"', shown.text.partition("<main")[2])

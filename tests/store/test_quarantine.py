@@ -153,7 +153,7 @@ def test_the_books_tell_of_damaged_messages_that_are_gone_without_an_event(stage
     connection.close()
     found = [problem.text for problem in check(database, is_owner=False).problems if problem.kind == "books"]
     stage.store = stage.factory.open()
-    assert found == [f"queue {queue}: has in quarantine 1 messages, by its history 2"]
+    assert found == [f"queue {queue}: has in quarantine 1 message, by its history 2"]
 
 
 def test_only_what_is_in_quarantine_is_dropped(stage: Stage) -> None:

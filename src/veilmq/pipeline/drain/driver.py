@@ -285,9 +285,9 @@ class Driver:
                 batch.leases.stop()
         handles = [each.handle for each in batches.loaded(path)]
         path.unlink()
-        each_chunk(self._pool, self._release, handles, _RELEASED_ROWS)
         count = counted(len(handles), "message")
-        log.info("queue %s: gave back %s of a batch that was never logged", self._queue.name, count)
+        log.info("queue %s: a batch was never logged: %s to give back", self._queue.name, count)
+        each_chunk(self._pool, self._release, handles, _RELEASED_ROWS)
 
     def _release(self, handles: list[str]) -> None:
         """Release what is still ours; a message that cannot be released comes back when its lease ends."""

@@ -36,6 +36,7 @@ from veilmq.model.errors import (
     VeilError,
 )
 from veilmq.model.messages import Failure, failure_of
+from veilmq.model.wording import counted
 
 PREFIX: Final = "veilmq.dead_letter."
 _REASON_CHARACTERS: Final = 300
@@ -292,8 +293,8 @@ class Settling:
             self.report("dead_letter", error)
             return None
         self.worked("dead_letter")
-        log.warning("queue %s: message %s went to %s after %d receives: %s", self._queue.name, hand.message.id,
-                    dead_letters.target.name, hand.message.receive_count, reason)  # fmt: skip
+        log.warning("queue %s: message %s went to %s after %s: %s", self._queue.name, hand.message.id,
+                    dead_letters.target.name, counted(hand.message.receive_count, "receive"), reason)  # fmt: skip
         outcome = self._delete(hand)
         return "dead_lettered" if outcome == "done" else outcome
 

@@ -26,6 +26,7 @@ from veilmq.model.settings.queue import (
     RedrivePermission,
     XmlBody,
 )
+from veilmq.model.wording import counted
 
 Given = dict[str, str]
 _NO: Final = "no"
@@ -124,7 +125,9 @@ def _redrive_read(given: Given) -> Any:
 
 
 def _redrive_shown(value: Any) -> str:
-    return "nowhere" if value is None else f"to {value['target']} after {value['receive_count_max']} receives"
+    if value is None:
+        return "nowhere"
+    return f"to {value['target']} after {counted(value['receive_count_max'], 'receive')}"
 
 
 def _redrive_typed(value: Any) -> Given:

@@ -23,6 +23,7 @@ import msgspec
 
 from veilmq.model.events import ENDED_BY_ITSELF, Event, HeldMessage, Kind, Part
 from veilmq.model.settings.queue import PRIORITY_DEFAULT, QueueSettings
+from veilmq.model.wording import counted
 from veilmq.store.sqlite.batch.queues import SETTINGS_DECODER
 from veilmq.store.sqlite.disk.rows import MessageRow, Unflushed, resumed
 
@@ -246,7 +247,8 @@ class Books:
             for queue in sorted(expected.keys() | found.keys()):
                 if expected[queue] != found[queue]:
                     name = names.get(queue, f"number {queue}")
-                    yield f"queue {name}: {what} {found[queue]} messages, by its history {expected[queue]}"
+                    count = counted(found[queue], "message")
+                    yield f"queue {name}: {what} {count}, by its history {expected[queue]}"
 
 
 def incarnations(connection: apsw.Connection) -> dict[int, int]:

@@ -31,6 +31,7 @@ from veilmq.client.worker.options import Backoff, chance
 from veilmq.client.worker.runners.flow import Flow, failed
 from veilmq.client.worker.runners.processes.child import PARENTS_SIGNALS, Item, carried, packed, run_child
 from veilmq.model.errors import ParameterInvalid
+from veilmq.model.wording import counted
 
 _START_SECONDS: Final = 60.0
 _AGAIN: Final = Backoff(first=0.2, longest=5.0)
@@ -229,7 +230,7 @@ class _Place:
             if broken and not tries and not self._ended:
                 log.error("a worker process cannot be replaced; no message is given to it until it can: %s", broken)
             elif tries and not broken:
-                log.warning("a worker process could be replaced again, after %d tries", tries)
+                log.warning("a worker process could be replaced again, after %s", counted(tries, "attempt"))
             tries += 1
             pause = _AGAIN.delay(tries, chance())
         return True
