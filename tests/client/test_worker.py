@@ -634,7 +634,13 @@ class TestParameters:
         def decorated(job: Any) -> None:
             with_one_more(job, None)
 
-        for handler in (decorated, Unreadable()):
+        class Made:
+            def __init__(self, job: Any) -> None: ...
+
+            def __call__(self) -> Any:  # of the object, which is not called
+                yield
+
+        for handler in (decorated, Unreadable(), Made):
             assert Worker(stage.queue, handler).handler is handler
 
     def test_so_is_a_keeper_that_would_lose_leases(self, stage: Stage) -> None:

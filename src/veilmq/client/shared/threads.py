@@ -123,7 +123,8 @@ class InOneProcess:
     ) -> None:
         if os.getpid() != self._pid and kind is not GeneratorExit:  # a coroutine of the parent's is discarded
             try:
-                log.error("a process forked by a handler or callback left that: end it by os._exit()", exc_info=error)
+                text = "a process that a handler or callback forked returned from it or raised: end it by os._exit()"
+                log.error(text, exc_info=error)
             finally:
                 os._exit(1)
 

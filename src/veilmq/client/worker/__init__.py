@@ -248,7 +248,7 @@ def _check_handler(handler: Any, options: Options) -> None:
     if not callable(handler):
         raise ParameterInvalid(parameter="handler", reason=f"{handler!r} cannot be called")
     kind = options["kind"]
-    called = (handler, getattr(handler, "__call__", None))  # noqa: B004 an object's own may be a coroutine function
+    called = [handler] if isinstance(handler, type) else [handler, handler.__call__]  # which may be async
     generator = options["batch"] is None and any(map(inspect.isgeneratorfunction, called))
     if generator or any(map(inspect.isasyncgenfunction, called)):
         reason = "is a generator function, of which nothing would run: let it return, in the place of yield"
