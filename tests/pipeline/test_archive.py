@@ -111,8 +111,8 @@ def test_rows_without_a_group_are_one_in_a_fifo_queue(spark: Any, stage: Stage) 
         assert left(queue) == 3
         assert {each.group for each in queue.receive(10)} == {"table"}
         other = stage.directory / "other"
-        spark.createDataFrame([("x", "1"), ("y", "1")], "body string, `order.no` string").write.parquet(str(other))
-        assert replay(spark, other, stage.url(name=queue.name), key="order.no") == 2
+        spark.createDataFrame([("1", "x"), ("1", "y")], "`order.no` string, body string").write.parquet(str(other))
+        assert replay(spark, other, stage.url(name=queue.name), where="body > 'a'", key="order.no") == 2
         assert queue.stats().visible == 1
 
 

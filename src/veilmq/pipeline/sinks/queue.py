@@ -294,7 +294,7 @@ def _only(rows: "DataFrame", where: str) -> "DataFrame":
     try:
         kept = rows.where(where)
         # Spark Connect checks a condition when it is asked for columns that it does not know yet.
-        _ = kept.select(*kept.columns[:1]).columns
+        _ = kept.select("body").columns
     except AnalysisException as error:
         raise OptionInvalid(f"where={where!r} cannot be: {_sentence(error)}", "") from None
     return kept
