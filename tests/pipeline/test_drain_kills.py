@@ -17,6 +17,8 @@ from deltalake import DeltaTable
 from tests.pipeline import drain_side
 from tests.pipeline.drain_stage import Stage, left, send
 
+from veilmq.pipeline.sinks.ownership import check_table
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.xdist_group("spark-processes")]
 DRIVER_STEPS = [step for step, whom in drain_side.STEPS.items() if whom != "executor"]
 SCHEMES = ("veil",)
@@ -72,6 +74,7 @@ def test_a_killed_driver_loses_nothing_and_repeats_nothing(stage: Stage, scheme:
         for step in steps:
             assert run(stage, stage.url(scheme), step) != 0, log_of(stage, step)
             assert (stage.directory / f"killed-{step}").exists(), log_of(stage, step)
+            check_table("delta", f"{stage.directory}/table", stage.directory / "checkpoint")
             found = rows(stage)
             assert len(found) == len(set(found)), f"after {step}"
         assert left(queue) > 0
