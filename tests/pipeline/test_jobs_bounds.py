@@ -14,7 +14,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import write_deltalake
+from deltalake import CommitProperties, Transaction, write_deltalake
 from pyspark.errors import StreamingQueryException
 from tests.pipeline.cluster_stage import command, environment
 from tests.pipeline.histories_stage import frame, table_of
@@ -164,6 +164,23 @@ def test_a_job_s_table_is_taken_by_no_stream(exported: Path, tmp_path: Path, run
     assert (code, out) == (2, "")
     assert f"{place} is a table of no stream" in err
     assert content(tmp_path / "kept") == before
+
+
+def test_a_stream_whose_checkpoint_is_older_than_its_table_is_told_what_to_do(
+    exported: Path, tmp_path: Path, run: Run
+) -> None:
+    """A new checkpoint, which a drain may begin with, is refused for this table."""
+    batch = CommitProperties(app_transactions=[Transaction("q", 1)])
+    write_deltalake(tmp_path / "kept" / "health", pa.table({"n": [1]}), commit_properties=batch)
+    checkpoint = tmp_path / "kept" / "health-checkpoint"
+    (checkpoint / "offsets").mkdir(parents=True)
+    (checkpoint / "offsets" / "0").touch()
+    (checkpoint / "metadata").write_text('{"id":"q"}')
+    options = ["--path", str(exported), "--out", "kept", "--format", "delta", "--follow"]
+    code, out, err = run("pipeline", "health", *options)
+    assert (code, out) == (1, "")
+    assert "has batch 1 of this query, and the checkpoint ends with batch 0: " in err
+    assert "\n  Bring the newest checkpoint back, or name another --out.\n" in err
 
 
 def test_a_query_that_spark_ends_is_told_in_a_sentence() -> None:

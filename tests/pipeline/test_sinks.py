@@ -60,7 +60,8 @@ class TestDeltaTransactions:
         assert not add_files(str(table), SCHEMA, [written(table, "b.parquet", [1, 2])], "app", 0)
         assert add_files(str(table), SCHEMA, [written(table, "c.parquet", [3])], "app", 1)
         # Spark repeats no earlier batch: this is a new one, of a query whose checkpoint went back.
-        with pytest.raises(DeltaRefused, match="has batch 1 of this query, and the checkpoint ends with batch 0"):
+        said = r"has batch 1 of this query, and the checkpoint ends with batch 0.*with new ones and a new table\.$"
+        with pytest.raises(DeltaRefused, match=said):
             add_files(str(table), SCHEMA, [written(table, "d.parquet", [4])], "app", 0)
         assert sorted(DeltaTable(table).to_pyarrow_table()["n"].to_pylist()) == [1, 2, 3]
         assert DeltaTable(table).transaction_version("app") == 1

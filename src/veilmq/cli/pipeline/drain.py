@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _TABLE: Final = "health"
 _LOOK_SECONDS: Final = 1
+_NEWER: Final = "Bring the newest checkpoint back, or name another --out."
 _SECRET: Final = re.compile(r"//.*@")
 """The part of a URL that may contain a secret."""
 
@@ -142,7 +143,7 @@ def stream_of(out: Path, kind: str, checkpoint: Path | None) -> Stream:
     has_begun = not isinstance(spot, Path) or (spot / "offsets").is_dir()
     if not has_begun and any(table.iterdir() if table.is_dir() else ()):
         raise OptionInvalid(f"{table} is a table of no stream.", "Name another --out, or take it away.")
-    check_table(kind, str(table), spot)
+    check_table(kind, str(table), spot, mend_newer=_NEWER)
     return Stream(str(table), str(spot), kind)
 
 
@@ -150,7 +151,7 @@ def written(spark: "SparkSession", rows: "DataFrame", stream: Stream) -> None:
     """Write the rows as they come, until Ctrl-C. Raises TableForeign, OptionInvalid."""
     from veilmq.pipeline.sinks.ownership import check_table
 
-    check_table(stream.kind, stream.table, stream.checkpoint, spark)
+    check_table(stream.kind, stream.table, stream.checkpoint, spark, _NEWER)
     query = (
         rows.writeStream.format({"delta": "veilmq-delta"}.get(stream.kind, stream.kind))
         .outputMode("append")

@@ -81,13 +81,10 @@ def table_at(path: Path | str, storage: dict[str, str] | None = None) -> Any:
     return DeltaTable(path, storage_options=storage) if DeltaTable.is_deltatable(path, storage) else None
 
 
-def went_back(table: str, has: int, reached: int) -> tuple[str, str]:
-    """What is wrong with a Delta table of which a query's checkpoint knows the batches up to `reached` (-1: none), and
-    how to fix it."""
+def went_back(table: str, has: int, reached: int) -> str:
+    """What is wrong with a Delta table of which a query's checkpoint knows the batches up to `reached` (-1: none)."""
     known = f"ends with batch {reached}" if reached >= 0 else "has none"
-    wrong = f"{table} has batch {has} of this query, and the checkpoint {known}: it is of an earlier time."
-    mend = "Bring the newest checkpoint and directory back. Or start again with new ones: the table may then get the"
-    return wrong, f"{mend} messages of batch {has} twice."
+    return f"{table} has batch {has} of this query, and the checkpoint {known}: it is of an earlier time."
 
 
 def reason_of(error: BaseException) -> str:

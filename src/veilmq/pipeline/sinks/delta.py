@@ -287,7 +287,8 @@ def _holds(table: Any, path: str, app: str, own: str, batch: int, after: int | N
     """The same of one version of the table, or of none. Raises DeltaRefused, and as deltalake does."""
     last = _last(table, own)
     if last > batch and after is None:  # Spark repeats only the last one
-        raise DeltaRefused(*went_back(path, last, batch))
+        mend = "Bring the newest checkpoint and a drain's directory back. Or start again with new ones and a new table."
+        raise DeltaRefused(went_back(path, last, batch), mend)
     if last >= batch:
         return True
     if last < 0 and _last(table, app) >= batch:

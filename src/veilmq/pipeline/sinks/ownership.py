@@ -31,13 +31,20 @@ _QUERY: Final = "metadata"
 _FILES: Final = ("*.parquet", "*=*/**/*.parquet")
 """Of a table of Parquet: also below the directories of partitions."""
 _NONE: Final = -1
+_BEGIN_AGAIN: Final = (
+    "Bring the newest checkpoint and directory back. Or start again with new ones: the table may then get messages "
+    "that it already has a second time. Compare `id`."
+)
+"""For a drain whose checkpoint went back."""
 
 
-def check_table(kind: str, path: str, checkpoint: Path | str, spark: "SparkSession | None" = None) -> None:
+def check_table(
+    kind: str, path: str, checkpoint: Path | str, spark: "SparkSession | None" = None, mend_newer: str = _BEGIN_AGAIN
+) -> None:  # fmt: skip
     """Check that the table is its query's, and has what that wrote. A Delta table at a URL is not checked.
 
-    spark: lists logs that Python does not find; without it, those at a URL are not checked. Raises TableForeign, and
-    OptionInvalid if Spark cannot read there.
+    spark: lists logs that Python does not find; without it, those at a URL are not checked. mend_newer: how to fix a
+    Delta table that is ahead of its checkpoint. Raises TableForeign, and OptionInvalid if Spark cannot read there.
     """
     table, has, files, is_delta = here(path), _NONE, False, False
     if table is not None:
@@ -48,7 +55,7 @@ def check_table(kind: str, path: str, checkpoint: Path | str, spark: "SparkSessi
             raise TableForeign(f"{path} is a Parquet table.", "Drain with that format, or into another place.")
         has, files = _last(log), not is_delta and any(any(table.glob(each)) for each in _FILES)
     if is_delta and table is not None:
-        _check_newest(table, here(checkpoint))
+        _check_newest(table, here(checkpoint), mend_newer)
     if not files and (kind == "delta" or (table is None and spark is None)):
         return
     reached = _reached(checkpoint, spark, "offsets")
@@ -61,7 +68,7 @@ def check_table(kind: str, path: str, checkpoint: Path | str, spark: "SparkSessi
         _check_complete(path, has, checkpoint, spark)
 
 
-def _check_newest(table: Path, checkpoint: Path | None) -> None:
+def _check_newest(table: Path, checkpoint: Path | None, mend: str) -> None:
     """Raises TableForeign if a Delta table has a batch that its query's checkpoint does not know. One that only Spark
     reads is not checked."""
     if checkpoint is None or not (checkpoint / _QUERY).is_file():
@@ -74,7 +81,7 @@ def _check_newest(table: Path, checkpoint: Path | None) -> None:
     has = None if found is None else found.transaction_version(query)
     reached = _last(checkpoint / "offsets")
     if has is not None and has > reached:
-        raise TableForeign(*went_back(str(table), has, reached))
+        raise TableForeign(went_back(str(table), has, reached), mend)
 
 
 def _check_complete(path: str, has: int, checkpoint: Path | str, spark: "SparkSession | None") -> None:
