@@ -563,12 +563,14 @@ def test_a_python_of_spark_s_that_lacks_packages_is_said_with_its_mend(exported:
     [
         "[PYTHON_VERSION_MISMATCH] Python in worker has different version: 3.12 than that in driver: 3.11, PySpark",
         'Caused by: java.io.IOException: Cannot run program "/none/python": error=2',
-        "Traceback\nModuleNotFoundError: No module named 'veilmq'\n SQLSTATE",
+        "Traceback\nModuleNotFoundError: No module named 's3fs'\n SQLSTATE",
     ],
 )
 def test_spark_s_trace_of_its_python_is_one_sentence(trace: str) -> None:
-    with pytest.raises(Failure, match=r"^Spark cannot run its Python workers: (Python|Cannot|No mod)"), reported():
+    said = r"^Spark cannot run its Python workers: (Python|Cannot|No mod)"
+    with pytest.raises(Failure, match=said) as failed, reported():
         raise OSError(trace)
+    assert "object store, if one is used (s3fs, adlfs)" in failed.value.advice
 
 
 SETTINGS_SHOWN = """

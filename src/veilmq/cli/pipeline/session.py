@@ -39,7 +39,8 @@ _REFUSED: Final = re.compile(r"veilmq\.[\w.]+\.([A-Z]\w+): (.+)")
 _TOLD: Final = (
     (r"""(?:^|: |\] )(No module named '[\w.]+'|Python in worker has[^,]+|Cannot run program "[^"]+")""",
      "Spark cannot run its Python workers",
-     "Executors, and a Spark Connect server, need this Python with 'veilmq[pipeline]': PYSPARK_PYTHON names it there."),
+     "Executors, and a Spark Connect server, need this Python with 'veilmq[pipeline]' and the package of the object "
+     "store, if one is used (s3fs, adlfs). PYSPARK_PYTHON names it there."),
     (r"\[(?:FAILED_READ_FILE\.FILE_NOT_EXIST|PATH_NOT_FOUND)\] *(.*)", "a file is gone that the job was to read",
      "A tidy may have merged or dropped it meanwhile: run the job again."),
     # On a disk of --out, or of Spark's own temporary files.
