@@ -1,5 +1,6 @@
 """Java is found, refused or wrapped; packages that do not fit are refused. Nothing here needs a network or a JVM."""
 
+import importlib
 import stat
 import sys
 from pathlib import Path
@@ -7,6 +8,8 @@ from types import ModuleType
 
 import pytest
 
+from veilmq.cli.failures import Failure
+from veilmq.cli.pipeline.session import reported
 from veilmq.pipeline import session
 from veilmq.pipeline.errors import Unready
 from veilmq.pipeline.session import check_packages
@@ -117,7 +120,7 @@ def test_a_wrapper_is_not_put_where_others_may_write(monkeypatch: pytest.MonkeyP
     assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
 
 
-def test_packages_that_do_not_fit_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packages_that_do_not_fit_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import pandas
     import pyarrow
     import pyspark
@@ -136,3 +139,11 @@ def test_packages_that_do_not_fit_are_named(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(Unready, match=r"The package pandas is missing"):
         check_packages()
+    said = "numpy: libopenblas.so.0: cannot open shared object file"
+    (tmp_path / "pandas.py").write_text(f"raise ImportError('Unable to import:\\n{said}')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "pandas")
+    with pytest.raises(Unready, match=f"A package cannot be imported: Unable to import: {said}"):
+        check_packages()
+    with pytest.raises(Failure, match=f"a package cannot be imported: Unable to import: {said}"), reported():
+        importlib.import_module("pandas")

@@ -205,8 +205,12 @@ def check_packages() -> None:
         import pandas
         import pyarrow
         import pyspark
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise Unready(f"The package {error.name} is missing.", mend) from None
+    except ImportError as error:
+        reason = " ".join(str(error).split()).rstrip(".")
+        mend = "Install what it lacks, or the package anew."
+        raise Unready(f"A package cannot be imported: {reason}.", mend) from None
     if _major(pandas.__version__) >= 3:
         raise Unready(f"pandas {pandas.__version__} does not work with pyspark {pyspark.__version__}.", mend)
     if tuple(map(int, pyspark.__version__.split(".")[:2])) < _PYSPARK:

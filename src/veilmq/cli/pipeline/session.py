@@ -134,8 +134,11 @@ def reported(codes: Mapping[str, Exit] = JOB_CODES) -> Iterator[None]:
 
             with reported({"Unready": Exit.USAGE}):
                 check_packages()
-        mend = "Install what the pipeline needs: pip install 'veilmq[pipeline]'."
-        raise Failure(Exit.USAGE, f"the package {error.name} is missing", mend) from None
+        if isinstance(error, ModuleNotFoundError):
+            mend = "Install what the pipeline needs: pip install 'veilmq[pipeline]'."
+            raise Failure(Exit.USAGE, f"the package {error.name} is missing", mend) from None
+        wrong = f"a package cannot be imported: {' '.join(str(error).split())}"
+        raise Failure(Exit.USAGE, wrong, "Install what it lacks, or the package anew.") from None
     except RuntimeError as error:
         # Of Spark's errors, only those of its Java gateway are RuntimeErrors.
         raise Failure(Exit.WRONG, f"Spark: {error}") from None
