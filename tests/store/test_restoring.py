@@ -202,21 +202,28 @@ def test_a_damaged_snapshot_is_passed_over(stage: Stage, tmp_path: Path) -> None
 def test_a_snapshot_that_lacks_records_which_it_names_is_completed_from_the_log(stage: Stage, tmp_path: Path) -> None:
     """So a cluster of 0.1.0 wrote those that it took amid load."""
     kept = kept_by(stage)
-    held = kept._held[0]
-    has = held.point.position.lsn
-    lsn, epoch, record = kept.entries[has]
-    names = held.point._replace(position=Position(lsn, epoch, checksum(record)))
 
-    def fetch(file: Path) -> Point:
-        held.fetch(file)
-        return names
+    def lacking(held: Held) -> Held:
+        lsn, epoch, record = kept.entries[held.point.position.lsn]
+        names = Point(Position(lsn, epoch, checksum(record)), Instant(held.point.clock + SECOND_US))
 
-    kept._held[0] = Held(names, fetch)
+        def fetch(file: Path) -> Point:
+            held.fetch(file)
+            return names
+
+        return Held(names, fetch)
+
+    newest, older = kept._held
+    kept._held[:] = lacking(newest), lacking(older)
     assert restored(kept, None, tmp_path / "new") == state_at(kept, stage.now)
-    del kept.entries[has:]
-    (tmp_path / "less").mkdir(mode=0o700)
-    found = restore(kept, None, tmp_path / "less", open_follower)
-    assert (found.lsn, found.damaged) == (has, [f"the snapshot of record {lsn} has no record after {has}"])
+    for number, (held, damage) in enumerate(((newest, []), (older, ["it is damaged"]))):
+        has = held.point.position.lsn
+        del kept.entries[has:]
+        (place := tmp_path / str(number)).mkdir(mode=0o700)
+        found = restore(kept, None, place, open_follower)
+        assert (found.lsn, found.clock) == (has, held.point.clock)
+        assert found.damaged == [*damage, f"the snapshot of record {has + 1} has no record after {has}"]
+        kept.spoil()
 
 
 def test_a_damaged_record_ends_it_with_a_word(stage: Stage, tmp_path: Path) -> None:

@@ -154,6 +154,11 @@ class Follower(Protocol):
         ...
 
     @property
+    def clock(self) -> Instant:
+        """The lease clock at that record; 0: it has none. Raises Diverged, StoreUnknown."""
+        ...
+
+    @property
     def format(self) -> int:
         """The state format that the tables have."""
         ...
@@ -280,8 +285,8 @@ def restore(source: Source, to: Instant | None, directory: Path, open_follower: 
     damaged: list[str] = []
     begun = _begin(source, to, directory, damaged)
     with closing(open_follower(directory)) as follower:
-        has = min(begun.position, follower.position)  # a cluster of 0.1.0 names more than the file has
-        restored = Restored(lsn=has.lsn, clock=begun.clock, snapshot=has.lsn, records=0, damaged=damaged)
+        has = follower.position  # a snapshot of a cluster of 0.1.0 may name a later record, and its instant
+        restored = Restored(lsn=has.lsn, clock=follower.clock, snapshot=has.lsn, records=0, damaged=damaged)
         try:
             rest = _until(to, _decoded(source.records(has)), restored)
             for part in _parts(rest):
@@ -294,8 +299,9 @@ def restore(source: Source, to: Instant | None, directory: Path, open_follower: 
             if not damaged:
                 raise
             raise SourceUnusable(f"no snapshot from then is whole: {'; '.join(damaged)}") from error
-    if restored.lsn < begun.position.lsn and not damaged:
-        damaged.append(f"the snapshot of record {begun.position.lsn} has no record after {restored.lsn}")
+        else:
+            if restored.lsn < begun.position.lsn:
+                damaged.append(f"the snapshot of record {begun.position.lsn} has no record after {restored.lsn}")
     if not restored.clock:
         why = "there is nothing from before that instant" if restored.goes_on else "it is empty"
         raise SourceUnusable(why, restored.goes_on)

@@ -13,6 +13,7 @@ import apsw
 import msgspec
 
 from veilmq.model.errors import StoreFailed, StoreUnknown
+from veilmq.model.instant import Instant
 from veilmq.model.settings.queue import QueueCounts, QueueInfo, QueueKey
 from veilmq.store import Options
 from veilmq.store.directory import DatabaseDamaged, DataDirectory, NotOurs
@@ -74,6 +75,13 @@ class SqliteFollower:
     def position(self) -> Position:
         """The last record that the file has."""
         return self._applier.position
+
+    @property
+    def clock(self) -> Instant:
+        """See `Follower.clock`."""
+        with _judged("the clock"):
+            clock: Any = self._connection.execute("SELECT clock FROM mark").get
+        return Instant(clock or 0)
 
     def apply(self, entries: Sequence[Entry], *, forced: int = 0, alone: Collection[int] = ()) -> Changed:
         """See `Follower.apply`."""
