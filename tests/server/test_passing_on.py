@@ -22,10 +22,11 @@ BODY = (b"first part, ", b"last part")
 class Passed:
     """An owner that takes a whole request and goes away, and one that answers the next; and what they were sent."""
 
-    def __init__(self, *, leaves: bool = False, returns: bool = True, refusals: int = 0) -> None:
+    def __init__(self, *, leaves: bool = False, returns: bool = True, refusals: int = 0, own: int = 0) -> None:
         """leaves: the client hangs up behind its request. returns: another owner is found afterwards. refusals: how
-        often it says that it is none."""
-        self.leaves, self.returns, self.refusals = leaves, returns, refusals
+        often it says that it is none. own: the server that passes it on is the owner then, and answers with this
+        status."""
+        self.leaves, self.returns, self.refusals, self.own = leaves, returns, refusals, own
         self.path = "/api/v1/jobs"
         self.bodies: list[bytes] = []
         self.answer: list[Any] = []
@@ -56,7 +57,13 @@ class Passed:
                 "type": "http", "method": method, "path": self.path, "raw_path": self.path.encode(), "scheme": "http",
                 "query_string": b"", "headers": [*headers, length], "client": ("127.0.0.1", 1),
             }  # fmt: skip
-            app = passing_on(connect, lambda: None)
+
+            async def own(scope: Any, receive: Any, send: Any) -> None:
+                self.bodies.append((await receive())["body"] + (await receive())["body"])
+                await send({"type": "http.response.start", "status": self.own, "headers": []})
+                await send({"type": "http.response.body", "body": b"own"})
+
+            app = passing_on(connect, lambda: own if self.own and self.bodies else None)
             settings = Settings(cluster="postgresql:///", cluster_name="two")
             await shown_to_browsers(app, settings, lambda: True)(scope, receive, send)
 
@@ -140,9 +147,12 @@ def test_a_change_that_was_under_way_is_sent_again_where_it_has_a_key(
     asyncio.run(asyncio.wait_for(moving.play(method, headers), 20))
     assert (moving.answer[0]["status"], len(moving.bodies)) == ((201, 3) if status == 201 else (500, 1))
     monkeypatch.setattr(admin, "OWNER_SECONDS", 0.5)
-    for nobody in (Passed(returns=False), Passed(refusals=1_000)):
+    for nobody in (Passed(returns=False), Passed(refusals=1_000), Passed(own=503)):
         asyncio.run(asyncio.wait_for(nobody.play(method, headers), 20))
         assert (nobody.answer[0]["status"], b"StoreUnknown" in nobody.answer[-1]["body"]) == (500, True)
+    here = Passed(own=201)
+    asyncio.run(asyncio.wait_for(here.play(method, headers), 20))
+    assert (here.answer[0]["status"], here.answer[-1]["body"] == b"own") == (status, status == 201)
 
 
 @pytest.mark.parametrize(

@@ -166,6 +166,8 @@ def passing_on(connect: Callable[[], Awaitable[Owner]], here: Callable[[], ASGIA
                 await asyncio.sleep(AGAIN_SECONDS)
             finally:
                 owner.writer.close()
+        if is_unknown:  # nor does this server know of the time before, if it refuses
+            send = _refused_instead(send, lambda status: status == 503, "StoreUnknown", _LOST)
         await own(scope, _from_the_first(read, receive), send)
 
     return app
@@ -176,19 +178,26 @@ def while_owner(holds: Callable[[], bool], app: ASGIApp) -> ASGIApp:
     What was committed needs no lease."""
 
     async def answered(scope: Scope, receive: Receive, send: Send) -> None:
-        ended = False
-
-        async def sending(message: Message) -> None:
-            nonlocal ended
-            if message["type"] == "http.response.start" and not holds():
-                ended = True
-                await _refuse(send, "NotOwner", "this server's lease has ended: try again")
-            if not ended:
-                await send(message)
-
-        await app(scope, receive, sending if scope["method"] in _READS else send)
+        if scope["method"] in _READS:
+            send = _refused_instead(send, lambda _: not holds(), "NotOwner", "this server's lease has ended: try again")
+        await app(scope, receive, send)
 
     return answered
+
+
+def _refused_instead(send: Send, replaces: Callable[[int], bool], error: str, words: str) -> Send:
+    """Sends a refusal in place of an answer whose status `replaces` says so of."""
+    is_replaced = False
+
+    async def sending(message: Message) -> None:
+        nonlocal is_replaced
+        if message["type"] == "http.response.start" and replaces(message["status"]):
+            is_replaced = True
+            await _refuse(send, error, words)
+        if not is_replaced:
+            await send(message)
+
+    return sending
 
 
 def _from_the_first(read: list[Message], receive: Receive) -> Receive:
