@@ -68,7 +68,7 @@ def test_a_certificate_that_is_refused_is_waited_for(tmp_path: Path) -> None:
     )  # fmt: skip
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(chain, key)
-    dsn = f"host=127.0.0.1 user=veilmq sslmode=verify-full sslrootcert={chain}"
+    dsn = f"host=127.0.0.1 user=veilmq sslrootcert={chain}"
     with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
 
         def answer() -> None:
@@ -83,10 +83,15 @@ def test_a_certificate_that_is_refused_is_waited_for(tmp_path: Path) -> None:
                     secure.do_handshake()
                     secure.recv(1)
 
-        answering = pool.submit(answer)
-        with pytest.raises(Unreachable, match=r"certificate .*; renew it, or correct host"):
-            Postgres(f"{dsn} port={listener.getsockname()[1]}").connect()
-        answering.result(20)
+        for mode, refusal in (
+            ("verify-full", "certificate "),
+            (f"verify-ca sslcert={chain} sslkey={key}", "unknown ca"),
+        ):
+            answering = pool.submit(answer)
+            with pytest.raises(Unreachable, match=rf"{refusal}.*; renew it, or correct host"):
+                Postgres(f"{dsn} port={listener.getsockname()[1]} sslmode={mode}").connect()
+            answering.result(20)
+            context.verify_mode = ssl.CERT_REQUIRED  # and it trusts no authority
 
 
 def test_a_session_is_closed_only_between_exchanges(shared_pair: Pair) -> None:

@@ -411,7 +411,7 @@ def _refusal(error: psycopg.OperationalError) -> ClusterError:
     if any(part in text for part in ("invalid port number", "invalid integer value", "value: ")) and "invalid " in text:
         return Unfit(f"correct the connection string: {text}")
     advice = ""
-    if "certificate" in text:  # libpq does not say that it has expired
+    if "certificate" in text or "unknown ca" in text:  # libpq does not say that it has expired
         advice = "; renew it, or correct host, sslrootcert or sslcert in the connection string"
     return Unreachable(f"PostgreSQL cannot be reached: {text}{advice}")
 
