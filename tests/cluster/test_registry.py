@@ -7,7 +7,7 @@ import pytest
 from tests.cluster.conftest import Clock, Cluster, begin
 from tests.support.postgres import until
 
-from veilmq.cluster.postgres import Unfit
+from veilmq.cluster.postgres import Unfit, Unreachable
 from veilmq.cluster.postgres.ownership import Server
 from veilmq.cluster.postgres.schema import LEASE_US, Formats, Outdated, look
 from veilmq.cluster.registry import (
@@ -81,7 +81,7 @@ def test_a_forgotten_server_that_lives_registers_again(cluster: Cluster) -> None
     within(cluster.postgres(), lambda session: forget(session, "one"))
     one.report(ServerState("follower", 1, 7))
     (found,) = within(cluster.postgres(), servers)
-    assert (found.name, found.is_running) == ("one", True)
+    assert (found.name, found.is_running, found.role, found.record) == ("one", True, "follower", 7)
 
 
 def test_who_was_seen_before_the_clock_was_set_back_is_not_running(cluster: Cluster) -> None:
@@ -119,6 +119,7 @@ def test_a_drained_server_is_told_and_a_start_ends_it(cluster: Cluster) -> None:
     one, two = server(cluster, "one", 1), server(cluster, "two", 1)
     one.register()
     two.register()
+    two.report(ServerState("follower", 1, 7))
     within(cluster.postgres(), lambda session: drain(session, "one"))
     one.report(ServerState("owner", 1, 7))
     assert one.drained
@@ -126,33 +127,44 @@ def test_a_drained_server_is_told_and_a_start_ends_it(cluster: Cluster) -> None:
         within(cluster.postgres(), lambda session: drain(session, "two"))
     for role in ("filling", "follower"):
         one.report(ServerState(role, 1, 7))
-        assert [each.role for each in within(cluster.postgres(), servers)] == ["drained", "starting"]
+        assert [each.role for each in within(cluster.postgres(), servers)] == ["drained", "follower"]
     one.register()
     assert not one.drained
 
 
-def test_a_server_that_fills_its_copy_is_given_nothing(cluster: Cluster) -> None:
+def test_a_server_that_starts_or_fills_its_copy_is_given_nothing(cluster: Cluster) -> None:
     """It could not own the queues before its copy has all of the log, and nobody would meanwhile."""
     one, two = server(cluster, "one", 1), server(cluster, "two", 1)
     one.register()
     two.register()
-    two.report(ServerState("filling", 1, 0))
     cluster.pair.primary.query("update veilmq.shard set owner = 'one'")
-    nobody = "no other server could own the queues: wait until two has filled its copy"
-    for act, refusal in (
-        (partial(drain, name="one"), f"^{nobody}, before you drain one$"),
-        (partial(ask_to_hand_over, to=""), f"^{nobody}$"),
-        (partial(ask_to_hand_over, to="two"), "^server two fills its copy: wait until it has, or name another one$"),
-    ):
-        with pytest.raises(Unfit, match=refusal):
-            within(cluster.postgres(), act)
+    for role, until_it in (("starting", "has caught up with the log"), ("filling", "has filled its copy")):
+        two.report(ServerState(role, 1, 0))
+        nobody = f"no other server could own the queues: wait until two {until_it}"
+        for act, refusal in (
+            (partial(drain, name="one"), f"^{nobody}, before you drain one$"),
+            (partial(ask_to_hand_over, to=""), f"^{nobody}$"),
+            (
+                partial(ask_to_hand_over, to="two"),
+                f"^server two is {role}: wait until it {until_it}, or name another one$",
+            ),
+        ):
+            with pytest.raises(Unfit, match=refusal):
+                within(cluster.postgres(), act)
+    with cluster.postgres().connect() as session, session.transaction():
+        session.execute("select 1 from veilmq.server for update")
+        with pytest.raises(Unreachable, match="did not store that this server is alive"):
+            two.report(ServerState("follower", 1, 7))
+    assert two.reported.role == "filling", "so a follower reports again at its next look"
     two.report(ServerState("follower", 1, 7))
     within(cluster.postgres(), partial(ask_to_hand_over, to="two"))
 
 
 def test_of_two_drains_at_once_one_leaves_a_server(cluster: Cluster) -> None:
     for name in ("one", "two"):
-        server(cluster, name, 1).register()
+        mine = server(cluster, name, 1)
+        mine.register()
+        mine.report(ServerState("follower", 1, 7))
     waiting = "select count(*) from pg_stat_activity where wait_event_type = 'Lock'"
     with cluster.postgres().connect() as session, session.transaction():
         session.execute("select 1 from veilmq.server for update")

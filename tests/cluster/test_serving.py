@@ -728,12 +728,12 @@ def test_the_commands_make_a_cluster_and_show_it(run: Run, shared_pair: Pair, tm
         shown = run("cluster", "status", "--cluster", shared_pair.dsn, "--json")
     finally:
         servers.close()
-    shared_pair.primary.query("update veilmq.server set role = 'starting', seen = clock_timestamp()")
-    assert "server    one: starting, " in run("cluster", "status", "--cluster", shared_pair.dsn).out
-    shared_pair.primary.query("update veilmq.server set role = 'filling', seen = clock_timestamp()")
-    shown_filling = run("cluster", "status", "--cluster", shared_pair.dsn).out
-    assert "server    one: filling, " in shown_filling
-    assert "server    no server could own the queues: wait until one has filled its copy" in shown_filling
+    shared_pair.primary.query("update veilmq.shard set owner = '', holder = null")  # as after a hand-over
+    for role, until_it in (("starting", "has caught up with the log"), ("filling", "has filled its copy")):
+        shared_pair.primary.query(f"update veilmq.server set role = '{role}', seen = clock_timestamp()")
+        starts_or_fills = run("cluster", "status", "--cluster", shared_pair.dsn).out
+        assert f"server    one: {role}, " in starts_or_fills
+        assert f"server    no server could own the queues: wait until one {until_it}" in starts_or_fills
     at = ("--data", str(tmp_path / "one" / "data"), "--cluster", shared_pair.dsn, "--peer", "127.0.0.1:0", "--json")
     queues = [each["level"] for each in run("doctor", *at).json if each["check"] == "queues"]
     assert queues == ["ok"]  # the copy of a server that is stopped, though no command may open it

@@ -81,6 +81,9 @@ _SNAPSHOT: Final = """
 """
 FILLING: Final = "filling"
 """The role of a server whose copy was thrown away, and is being filled again: it cannot own the queues meanwhile."""
+STARTING: Final = "starting"
+"""The role of a server until it has all of the log. It may have to fill its copy first, so it cannot own the queues."""
+_UNTIL: Final = {FILLING: "has filled its copy", STARTING: "has caught up with the log"}
 _NOT_TAKEN: Final = "PostgreSQL did not store that this server is alive"
 
 log = logging.getLogger("veilmq.cluster")
@@ -146,8 +149,8 @@ class Registry(Connected):
 
     def __init__(self, postgres: Postgres, incarnation: UUID, server: Server, release: str, formats: Formats) -> None:
         self._turn = threading.RLock()
-        self.reported = ServerState("starting", 0, 0)
-        """What was reported last."""
+        self.reported = ServerState(STARTING, 0, 0)
+        """What was reported last, and stored."""
         self.drained = False
         """Whether an operator wants this server to own nothing."""
         self.server = server
@@ -182,14 +185,16 @@ class Registry(Connected):
 
     def _report(self, state: ServerState) -> None:
         name, address, holder = self.server[:3]
-        self.reported = state
         role = "drained" if self.drained and state.role in {"follower", FILLING} else state.role
         with self._asking(_NOT_TAKEN):
             values = (address, state.format, state.record, role, name, holder)
             row = self._connected().execute(_REPORT, values, prepare=True).fetchone()
         if row is None:  # an operator took it for gone
             self.register(again=True)
-        elif row[0] != self.drained:
+            self._report(state)
+            return
+        self.reported = state
+        if row[0] != self.drained:
             self.drained = row[0]
             log.info("%s by an operator", "drained" if self.drained else "not drained any more")
             self._report(state)
@@ -273,7 +278,7 @@ def ask_to_hand_over(session: Session, to: str, *, doubted: bool = False, anew: 
 
 def another(found: Sequence[Registered], name: str) -> bool:
     """Whether a server other than the one of that name could own the queues."""
-    return any(each.role != FILLING for each in _others(found, name))
+    return any(each.role not in _UNTIL for each in _others(found, name))
 
 
 def _others(found: Sequence[Registered], name: str) -> list[Registered]:
@@ -282,8 +287,9 @@ def _others(found: Sequence[Registered], name: str) -> list[Registered]:
 
 def _no_other(found: Sequence[Registered], name: str) -> str:
     none = f"no {'other ' if name else ''}server could own the queues"
-    filling = [each.name for each in _others(found, name)]
-    return f"{none}: wait until {filling[0]} has filled its copy" if filling else f"{none}: start one, or undrain one"
+    if not (others := _others(found, name)):
+        return f"{none}: start one, or undrain one"
+    return f"{none}: wait until {others[0].name} {_UNTIL[others[0].role]}"
 
 
 def _why_not_owner(found: Sequence[Registered], owner: str, to: str) -> str:
@@ -295,8 +301,8 @@ def _why_not_owner(found: Sequence[Registered], owner: str, to: str) -> str:
     if wanted.drained or not wanted.is_running:
         why = "drained" if wanted.drained else f"{wanted.absence}, it was seen {wanted.seen_s:.0f} s ago"
         return f"server {to} is {why}: name another one"
-    if wanted.role == FILLING:
-        return f"server {to} fills its copy: wait until it has, or name another one"
+    if wanted.role in _UNTIL:
+        return f"server {to} is {wanted.role}: wait until it {_UNTIL[wanted.role]}, or name another one"
     return ""
 
 

@@ -300,12 +300,14 @@ def _finalize(url: _Url, single_copy: _SingleCopy = False) -> None:
 
 def _line_of(server: Registered, found: Status) -> str:
     """A server in a line."""
+    from veilmq.cluster.registry import FILLING, STARTING
+
     if server.is_running and server.role == "owner" and server.name == found.owner:
         part = "owner"
     else:
         states = [server.absence] * (not server.is_running) + ["drained"] * server.drained
         behind = max(0, found.records - server.record)
-        role = server.role if server.role in {"starting", "filling"} else "follower"
+        role = server.role if server.role in {STARTING, FILLING} else "follower"
         part = f"{', '.join(states) or role}, {counted(behind, 'record')} behind"
     formats = f"{server.oldest} to {server.newest}" if server.oldest < server.newest else f"{server.newest}"
     where = f"{server.address or 'starting'}, release {server.release}, formats {formats}"

@@ -31,7 +31,7 @@ from veilmq.cluster.postgres.log.reading import LogReader
 from veilmq.cluster.postgres.ownership import Candidate, Ownership, Server, Sight, StillOwned
 from veilmq.cluster.postgres.schema import Formats, Outdated, Shard, WrongCluster, admit, refuse_moved
 from veilmq.cluster.postgres.snapshots import Snapshots
-from veilmq.cluster.registry import FILLING, NameTaken, Registry, ServerState, ask_to_hand_over, within
+from veilmq.cluster.registry import FILLING, STARTING, NameTaken, Registry, ServerState, ask_to_hand_over, within
 from veilmq.cluster.snapshotting import SNAPSHOT_BYTES, Snapshotting
 from veilmq.engine.directory import is_full
 from veilmq.model.errors import StoreUnknown
@@ -368,7 +368,7 @@ class Member:
         if registry is None:
             return
         before = registry.reported
-        is_filling = before.role != "starting" and (copy is None or copy.is_filling)
+        is_filling = before.role != STARTING and (copy is None or copy.is_filling)
         state = before._replace(record=self.lsn, role=FILLING if is_filling else before.role)
         if state.role != before.role or now_ns - self._reported_ns >= REPORT_SECONDS * 1e9:
             with suppress(Unreachable):
