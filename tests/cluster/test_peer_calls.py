@@ -54,6 +54,7 @@ from veilmq.model.instant import HOUR_US, SECOND_US, Instant
 from veilmq.model.messages import Extras
 from veilmq.model.outcomes import Deleted, Extended, Operated, Outcome, QueueChanged, QueueDescribed, Received, Sent
 from veilmq.model.settings.queue import FIFO_SUFFIX, QueueKey
+from veilmq.server.http.handshakes import Handshakes
 
 __all__ = ["peers"]
 
@@ -137,7 +138,8 @@ async def test_tls_protects_what_is_passed_on(peers: Peers, tmp_path: Path) -> N
         file.write_text(text)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*files)
-    owner = await peers.owner(context=context)
+    handshakes = Handshakes(context, "peer port", 5.0, lambda: 8)
+    owner = await peers.owner(secured=handshakes.before)
     trusting = ssl.create_default_context(cadata=CERTIFICATE)
     await live_a_life(await peers.connected(owner.port.address, context=lambda: trusting))
     trusted = ssl.create_default_context()
