@@ -138,7 +138,7 @@ async def test_a_handshake_that_never_comes_is_dropped(serve, files):
 
 
 async def test_what_comes_with_the_handshake_is_read(serve, files):
-    """The ClientHello with the connection, and a request with the end of the handshake."""
+    """The ClientHello with the connection, and with the end of the handshake a request and the end of the input."""
     port = await serve(tell, ssl=server_context(*files))
     theirs, ours = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = ssl.create_default_context(cadata=CERTIFICATE).wrap_bio(theirs, ours, server_hostname="localhost")
@@ -160,6 +160,8 @@ async def test_what_comes_with_the_handshake_is_read(serve, files):
         plain.setblocking(False)
         await until_read(client.do_handshake)
         client.write(GET)
+        with pytest.raises(ssl.SSLWantReadError):
+            client.unwrap()
         assert (await until_read(client.read)).endswith(b"secure")
     await port.left()
 
@@ -212,6 +214,7 @@ async def test_a_closed_port_drops_handshakes_at_once(serve, files):
     reader, writer = await asyncio.open_connection(*port.listener.address)
     await port.until(lambda: len(port.listener.handshakes) == 1)
     await serve.close()
+    assert not port.listener.handshakes
     serve.ports.clear()
     assert not await rest(reader)
     writer.close()

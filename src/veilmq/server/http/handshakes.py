@@ -6,8 +6,8 @@ if the newest were, strangers who never finish theirs could keep everybody else 
 them loses its own oldest one, so that one stranger cannot drop those of others.
 
 Before changing it: TLS must have started when `connection_made` returns. uvloop then reads at once, and a task would
-begin later, so this runs the coroutine of `start_tls` itself. asyncio's own loop may deliver what came with the end of
-a handshake before the coroutine returns: it is kept until then.
+begin later, so this runs the coroutine of `start_tls` itself. A loop may deliver what came with the end of a handshake,
+the end of the input with it, in the same turn, before the coroutine has gone on: `data_received` lets it go on first.
 """
 
 from __future__ import annotations
@@ -65,6 +65,7 @@ class Handshakes:
     def drop_all(self) -> None:
         """The port is closed."""
         for each in list(self._all):
+            self.end(each)
             each.transport.abort()
 
     # What the handshakes call.
@@ -121,8 +122,6 @@ class _Handshake(asyncio.Protocol):
     def __init__(self, handshakes: Handshakes, factory: Factory) -> None:
         self._handshakes, self._factory = handshakes, factory
         self._coroutine: Coroutine[Any, Any, asyncio.Transport | None] | None = None
-        self._early = b""
-        """What came with the end of the handshake."""
         self._next: asyncio.Protocol | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -136,8 +135,9 @@ class _Handshake(asyncio.Protocol):
             self._step()
 
     def _step(self, _: Any = None) -> None:
-        """Run the coroutine until it waits again, or to its end."""
-        assert self._coroutine is not None
+        """Run the coroutine until it waits again, or to its end. It may have ended in `data_received`."""
+        if self._coroutine is None:
+            return
         try:
             awaited = self._coroutine.send(None)
         except StopIteration as done:
@@ -153,21 +153,17 @@ class _Handshake(asyncio.Protocol):
 
     def _hand_over(self, secure: asyncio.Transport | None) -> None:
         """secure: None or closing if the client left, or was dropped."""
-        early, self._early = self._early, b""
-        if secure is None or (secure.is_closing() and not early):
-            return
-        self._next = self._factory()
-        secure.set_protocol(self._next)
-        self._next.connection_made(secure)
-        if early:
-            self._next.data_received(early)
+        if secure is not None and not secure.is_closing():
+            self._next = self._factory()
+            secure.set_protocol(self._next)
+            self._next.connection_made(secure)
 
     def data_received(self, data: bytes) -> None:
-        self._early += data
-
-    def connection_lost(self, error: Exception | None) -> None:
-        if self._next is not None:  # the loop had scheduled it before the connection was handed over
-            self._next.connection_lost(error)
+        """The handshake is done, and this came with its end. It is passed on at once: the end of the input may follow
+        in the same turn, and ends the connection."""
+        self._step()
+        if self._next is not None:
+            self._next.data_received(data)
 
 
 def network_of(host: str) -> bytes:
