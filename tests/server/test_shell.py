@@ -1,13 +1,16 @@
 """The shell by itself, on a real store: callers that go away, what shares a commit, stalls, and how it stops."""
 
 import asyncio
+import hmac
 import logging
 import os
 import socket
 import struct
 import threading
+from base64 import b64decode, b64encode
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +27,10 @@ from veilmq.model.errors import DiskLow, StoreFailed, StoreUnknown
 from veilmq.model.instant import HOUR_US, SECOND_US, Instant
 from veilmq.model.outcomes import Outcome, QueueDescribed, Received, Sent
 from veilmq.model.settings.queue import QueueKey
-from veilmq.protocols import Response
+from veilmq.protocols import Response, azure
 from veilmq.protocols.sqs.codec import Call, Codec, Endpoint
 from veilmq.server.auth import DevelopmentKeyring, Hosts
+from veilmq.server.auth.tokens import NoTokens
 from veilmq.server.clock import LeaseClock
 from veilmq.server.http.listener import Listener, listen
 from veilmq.server.port import Port
@@ -36,6 +40,8 @@ from veilmq.store.sqlite.batch.memtable import BATCHES_MAX
 from veilmq.store.sqlite.store import SqliteStore
 from veilmq.testing.for_each import for_each
 
+ACCOUNT_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+"""That of development mode, as Azurite's."""
 QUEUE = QueueKey("000000000000", "us-east-1", "jobs")
 TAKE = Receive(queue=QUEUE, origin=TESTER, lease_us=HOUR_US, wait_us=SECOND_US)
 
@@ -93,15 +99,15 @@ class Speechless(Codec):
 
 @asynccontextmanager
 async def connected(
-    path: Path, codec: type[Codec]
+    path: Path, codec: Callable[[DevelopmentKeyring, Endpoint], Any], origins: Sequence[str] | None = ()
 ) -> AsyncIterator[tuple[Shell, Port, Listener, asyncio.StreamReader, asyncio.StreamWriter]]:
-    """A connection to a port of SQS."""
+    """A connection to a port, of SQS if the codec is."""
     store = SqliteFactory(path).open()
     shell = Shell(Engine(), store, LeaseClock())
     shell.start()
     await shell.call(CreateQueue(queue=QUEUE, origin=TESTER))
     keyring = DevelopmentKeyring()
-    port = Port("sqs", codec(keyring, Endpoint()), shell, shell.engine.unread, keyring, Hosts([]))
+    port = Port("sqs", codec(keyring, Endpoint()), shell, shell.engine.unread, keyring, Hosts([], origins))
     listener = await listen("127.0.0.1", 0, port.handle)
     yield shell, port, listener, *await asyncio.open_connection(*listener.address[:2])
     await listener.close_gracefully(1)
@@ -169,8 +175,36 @@ async def keep_place(path: Path) -> list[int]:
         return found
 
 
+async def keep_place_of_azure(path: Path) -> list[int]:
+    """The same; the first two read CORS rules for a page without a key."""
+
+    def codec(keyring: DevelopmentKeyring, _: Endpoint) -> azure.Codec:
+        return azure.Codec(keyring, azure.Endpoint(), NoTokens())
+
+    account = b"/devstoreaccount1"
+    version = b"x-ms-version: 2026-02-06\r\n"
+    page = version + b"Origin: https://a.example\r\n"
+    named = b"x-ms-date:%s\nx-ms-version:2026-02-06\n" % formatdate(usegmt=True).encode()
+    text = b"GET\n\n\n\n" + named + 2 * account + b"?comp=list"
+    signature = b64encode(hmac.digest(b64decode(ACCOUNT_KEY), text, "sha256"))
+    key = named.replace(b"\n", b"\r\n") + b"Authorization: SharedKeyLite %s:%s\r\n" % (account[1:], signature)
+    async with connected(path, codec, None) as (_, _, listener, reader, writer), asyncio.timeout(20):
+        found = []
+        for line, head, end in (
+            (b"OPTIONS " + account, page + b"Access-Control-Request-Method: GET\r\n", b"</Error>"),
+            (b"GET " + account + b"?comp=list", page, b"</Error>"),
+            (b"GET " + account + b"?comp=list", key, b"</EnumerationResults>"),
+        ):
+            writer.write(line + b" HTTP/1.1\r\nHost: localhost\r\n" + head + b"\r\n")
+            await reader.readuntil(end)
+            found.append(len(listener.strangers))
+        writer.close()
+        return found
+
+
 def test_a_request_with_a_valid_key_keeps_its_connection_s_place(tmp_path: Path) -> None:
-    assert asyncio.run(keep_place(tmp_path / "data")) == [1, 0, 0]
+    assert asyncio.run(keep_place(tmp_path / "sqs")) == [1, 0, 0]
+    assert asyncio.run(keep_place_of_azure(tmp_path / "azure")) == [1, 1, 0]
 
 
 class JumpingClock:

@@ -219,6 +219,11 @@ class Call(Protocol):
         ...
 
     @property
+    def verified(self) -> bool:
+        """Whether it was signed; not if it only reads what the answer to a stranger needs."""
+        ...
+
+    @property
     def commands(self) -> tuple[AnyCommand, ...]:
         """Its commands; never empty."""
         ...
@@ -295,7 +300,8 @@ class Port:
                 logger.info("%s: %s: refused with %d: %s", self.name, asked, call.status, _gist(call), extra=extra)
             exchange.respond(call)
             return
-        exchange.keep_place()
+        if call.verified:
+            exchange.keep_place()
         self.proceed(call, exchange, now)
 
     def _turn_away(self, request: Request, exchange: Exchange) -> None:

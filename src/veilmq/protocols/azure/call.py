@@ -160,6 +160,11 @@ class Call(msgspec.Struct, gc=False):
     memo: Any = None
     question: bool = False
 
+    @property
+    def verified(self) -> bool:
+        """Whether the sender is verified: not for a preflight, nor for a refusal that a page may read."""
+        return self.asked.caller is not None
+
 
 def sole(call: Call, outcomes: Sequence[Outcome]) -> Any:
     """The one outcome of a call that has one command. Raises Refusal if it is an error."""

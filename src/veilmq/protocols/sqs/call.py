@@ -11,7 +11,7 @@ Reference.
 
 from collections.abc import Callable, Sequence
 from enum import IntEnum
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, ClassVar, Final, Protocol, TypeVar
 
 import msgspec
 
@@ -105,6 +105,8 @@ class Operation(msgspec.Struct, frozen=True):
 
 class Call(msgspec.Struct, gc=False):
     """A decoded request: its commands for the engine, and what its response needs."""
+
+    verified: ClassVar[bool] = True
 
     operation: str
     key: AccessKey
