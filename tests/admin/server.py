@@ -7,6 +7,7 @@ test is an ordinary HTTP client; `on_loop` runs what must be done where the shel
 import asyncio
 import contextlib
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import httpx
 import uvicorn
 
-from veilmq.cli.serve.admin_port import Connection
+from veilmq.cli.serve import admin_port
 from veilmq.console import application
 from veilmq.engine.directory import open_directory
 from veilmq.model.settings.access import DEVELOPMENT_ACCOUNT, AccessKey
@@ -67,7 +68,16 @@ class Running:
     listeners: dict[str, Listener]
     shell: Shell
 
-    def __init__(self, directory: Path, keyring: Any, settings: Settings, options: Options, port: int = 0) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        keyring: Any,
+        settings: Settings,
+        options: Options,
+        port: int = 0,
+        context: ssl.SSLContext | None = None,
+    ) -> None:
+        self._context = context
         self.keyring = keyring or DevelopmentKeyring()
         self.settings = settings
         self.ports: dict[str, Any] = {}
@@ -103,13 +113,15 @@ class Running:
         self.listeners = {"sqs": listener}
         config = uvicorn.Config(
             application(self, self.settings, TOKEN),
-            http=Connection,
+            http=admin_port.Connection,
             ws="none",
             log_config=None,
             lifespan="off",
             proxy_headers=False,
             access_log=False,
         )
+        config.load()
+        config.ssl = self._context
         self._server = _Server(config)
         self._server.ready = self._ready
         await self._server.serve([self.socket])
@@ -132,12 +144,8 @@ class Running:
         self.store.close()
 
 
-class _Server(uvicorn.Server):
+class _Server(admin_port._Server):
     ready: threading.Event
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -156,10 +164,11 @@ def running(
     options: Options = OPTIONS,
     prepare: Callable[[Running], None] = lambda server: None,
     port: int = 0,
+    context: ssl.SSLContext | None = None,
 ) -> Iterator[Running]:
     """A server on that directory; without a keyring in development mode. `prepare` acts before the port is open.
-    port: of a server before, whose clients shall go on."""
-    server = Running(directory, keyring, settings or Settings(), options, port)
+    port: of a server before, whose clients shall go on. context: for TLS."""
+    server = Running(directory, keyring, settings or Settings(), options, port, context)
     prepare(server)
     server.start()
     try:

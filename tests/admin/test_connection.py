@@ -3,18 +3,23 @@
 import asyncio
 import json
 import socket
+import ssl
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.admin.server import TOKEN
+from tests.support.certificate import CERTIFICATE, PRIVATE_KEY
 
 from veilmq.admin.history.feed import Feed
 from veilmq.cli.serve import admin_port
 from veilmq.cli.serve.admin_port import HEAD_BYTES_MAX
 from veilmq.model.events import HistoryTrimmed
+from veilmq.server.clock import wall
+from veilmq.server.http.tls import Certificate
 from veilmq.testing.for_each import for_each
 
 READ_BYTES_MAX = 256 * 1024
@@ -282,6 +287,34 @@ def test_connections_are_bounded(port: int, monkeypatch: pytest.MonkeyPatch) -> 
                 break
     else:
         raise AssertionError("none is let in again")
+
+
+def test_connections_and_handshakes_have_one_bound(
+    running: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each connection over TLS leaves room for one handshake less: the oldest one goes."""
+    monkeypatch.setattr(admin_port, "CONNECTIONS_MAX", 3)
+    monkeypatch.setattr(admin_port, "_TOLD_FULL_MAX", 1)
+    monkeypatch.setattr(admin_port, "HEAD_S", 1_000.0)
+    for name, text in (("certificate", CERTIFICATE), ("key", PRIVATE_KEY)):
+        (tmp_path / name).write_text(text)
+    context = Certificate(tmp_path / "certificate", tmp_path / "key", wall()).context()
+    trusting = ssl.create_default_context(cadata=CERTIFICATE)
+    with ExitStack() as opened:
+        port = opened.enter_context(running(tmp_path / "data", context=context)).port
+
+        def secure() -> ssl.SSLSocket:
+            return opened.enter_context(trusting.wrap_socket(connected(port), server_hostname="localhost"))
+
+        silent = [opened.enter_context(connected(port)) for _ in range(5)]
+        assert silent[0].recv(1) == b""
+        for each in silent[1:4]:
+            client = secure()
+            client.sendall(OPEN + b"\r\n")
+            assert client.recv(15) == b"HTTP/1.1 200 OK"
+            assert each.recv(1) == b""
+        assert exchanged(secure()).startswith(b"HTTP/1.1 503 ")
+        assert silent[4].recv(1) == b""
 
 
 @pytest.mark.parametrize(

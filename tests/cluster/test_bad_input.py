@@ -5,7 +5,7 @@ import secrets
 import socket
 import ssl
 import subprocess
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import httpx
@@ -17,6 +17,7 @@ from tests.cluster.test_serving import Client, Servers, ready, run, servers, sho
 from tests.support.commands import Run
 from tests.support.postgres import Pair, Programs, Server, until
 
+from veilmq.cluster.peer import Limits
 from veilmq.cluster.postgres import Postgres, Uncertain
 from veilmq.cluster.postgres.ownership import StillOwned
 from veilmq.cluster.postgres.schema import init
@@ -223,6 +224,11 @@ def test_the_peer_port_speaks_tls_where_the_server_has_a_certificate(servers: Se
     first, second = (servers.begin(name, *options).opened() for name in ("one", "two"))
     until(lambda: "connected to server one" in second.log.read_text())
     assert "others cannot reach" not in first.log.read_text()
+    port = int(second_address(first).rpartition(":")[2])
+    with ExitStack() as silent:
+        for _ in range(Limits().strangers_max + 1):
+            silent.enter_context(closing(socket.create_connection(("127.0.0.1", port))))
+        until(lambda: "its TLS handshake was the oldest of too many" in first.log.read_text())
     # Who has no certificate speaks no TLS, and is not let in.
     third = servers.begin("three").opened()
     until(lambda: "before it said who it is: check the address, and whether both use TLS" in third.log.read_text())

@@ -4,6 +4,7 @@ import asyncio
 import socket
 import ssl
 import struct
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -138,8 +139,12 @@ async def test_tls_protects_what_is_passed_on(peers: Peers, tmp_path: Path) -> N
         file.write_text(text)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*files)
-    handshakes = Handshakes(context, "peer port", 5.0, lambda: 8)
+    handshakes = Handshakes(context, "peer port", HOUR_US, lambda: 3)
     owner = await peers.owner(secured=handshakes.before)
+    silent = [await asyncio.open_connection(*owner.port.address) for _ in range(4)]
+    async with asyncio.timeout(WAIT_S):
+        with suppress(ConnectionError):
+            await silent[0][0].read()
     trusting = ssl.create_default_context(cadata=CERTIFICATE)
     await live_a_life(await peers.connected(owner.port.address, context=lambda: trusting))
     trusted = ssl.create_default_context()
@@ -150,6 +155,9 @@ async def test_tls_protects_what_is_passed_on(peers: Peers, tmp_path: Path) -> N
     await peers.until(lambda: strict.connected)
     plain = peers.caller(owner.port.address, THIRD)
     await peers.until(lambda: plain.trouble)
+    handshakes.drop_all()
+    for _, writer in silent:
+        writer.close()
 
 
 @on_a_loop
