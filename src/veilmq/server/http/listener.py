@@ -213,7 +213,8 @@ class Listener:
     def make_place(self) -> bool:
         """Drop the oldest connection that has had no request with a valid key. False if there is none.
 
-        No answer to a client with a key is cut off by that, and the newcomer may be such a client.
+        No answer to a client that has shown its key is cut off by that, and the newcomer may be such a client. A client
+        whose first request is still arriving counts as a stranger, too.
         """
         oldest = next(iter(self.strangers), None)
         if oldest is None:
