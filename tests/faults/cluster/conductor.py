@@ -3,7 +3,8 @@
 Strategy: three servers, PostgreSQL with its standby, and a queue for each protocol and form (as in `make faults`), used
 by clients of one server each and by one that calls any. A round strikes some times, one fault after another; then
 everything is brought back, drained and checked. The queues live on from round to round. Each fault has a sequence of
-random numbers of its own, so that the seed gives the same schedule however long things take.
+random numbers of its own, so that the seed gives the same schedule however long things take. Servers write snapshots
+as with a large log; after each round those that are there must have what they name.
 """
 
 import contextlib
@@ -14,7 +15,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 
 import msgspec
@@ -30,10 +33,15 @@ from tests.support.postgres import programs
 
 from veilmq.checking.log import Kind, Outcome
 from veilmq.cluster.postgres import Postgres
-from veilmq.cluster.postgres.schema import init
+from veilmq.cluster.postgres.schema import init, look
+from veilmq.cluster.postgres.snapshots import Snapshots
 from veilmq.driver import Plan, Run
 from veilmq.driver.recorded import Recording
-from veilmq.engine.directory import STATE_FORMAT
+from veilmq.engine.directory import STATE_FORMAT, open_follower
+from veilmq.store import Options
+from veilmq.store.directory import DATABASE
+from veilmq.store.log import SnapshotBad
+from veilmq.store.sqlite.tools import check
 from veilmq.testing import Random
 from veilmq.testing import chance as seeded
 
@@ -63,9 +71,11 @@ class Record(msgspec.Struct):
     acknowledged: int = 0
     """Messages whose send was."""
     violations: int = 0
+    snapshots: int = 0
+    """That were read after a round."""
     skipped: dict[str, str] = msgspec.field(default_factory=dict)
     unexpected: dict[str, int] = msgspec.field(default_factory=dict)
-    """Errors that no client should have seen, and servers that did not come back by themselves."""
+    """Errors that no client should have seen, servers that did not come back by themselves, and bad snapshots."""
     stories: list[str] = msgspec.field(default_factory=list)
 
     @property
@@ -89,6 +99,7 @@ class Arena:
 
     def __init__(self, stack: contextlib.ExitStack, directory: Path, seed: int, *, whole: bool) -> None:
         """whole: with a network that can be cut, small disks, and clocks that can be set."""
+        self._directory = directory
         found = stack.enter_context(programs())
         net: Network = Namespaces() if whole else Network()
         library = clocks.build(found.root) if whole else None
@@ -162,6 +173,7 @@ class Arena:
         record.kills += stage.kills - before
         record.owners += self._epoch() - epoch
         left += stage.ended.elements()
+        left += self._judge_snapshots(record)
         for what in left:
             record.unexpected[what] = record.unexpected.get(what, 0) + 1
         stage.ended.clear()
@@ -181,7 +193,31 @@ class Arena:
             say(f"UNEXPECTED {what}")
         for story in stories:
             say(f"VIOLATION {story}")
-        say(f"round {record.rounds}: {operations} operations, {acknowledged} acknowledged, {violations} violations")
+        say(
+            f"round {record.rounds}: {operations} operations, {acknowledged} acknowledged, {violations} violations, "
+            f"{record.snapshots} snapshots read so far"
+        )
+
+    def _judge_snapshots(self, record: Record) -> Iterator[str]:
+        """What is wrong with those that are published."""
+        postgres = Postgres(self.stage.databases.dsn)
+        with postgres.session() as session:
+            snapshots = Snapshots(postgres, look(session).incarnation)
+        for found in snapshots.list():
+            with TemporaryDirectory(dir=self._directory) as place:
+                copy = Path(place, DATABASE)
+                try:
+                    snapshots.read(found, copy)
+                except SnapshotBad:
+                    if found in snapshots.list():  # else a newer one has taken its place meanwhile
+                        raise
+                    continue
+                record.snapshots += 1
+                if problems := check(copy).problems_count:
+                    yield f"the snapshot of record {found.lsn} has {problems} problems"
+                with closing(open_follower(Path(place), Options(reserve_bytes=0))) as follower:
+                    if follower.position != found.point.position:
+                        yield f"the snapshot of record {found.lsn} ends with record {follower.position.lsn}"
 
     def _epoch(self) -> int:
         for (epoch,) in self.stage.databases.ask("select epoch from veilmq.shard"):

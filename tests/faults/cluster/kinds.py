@@ -6,6 +6,7 @@ lease, and may leave things broken: the next one comes on top, until the round's
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -244,6 +245,14 @@ def flip_bits(stage: Stage) -> None:
     stage.begin(follower)
 
 
+def lose_directory(stage: Stage) -> None:
+    """Of a follower, which fills another from a snapshot and the log."""
+    follower = stage.follower()
+    stage.kill(follower)
+    shutil.rmtree(follower.data, ignore_errors=True)
+    stage.begin(follower)
+
+
 # The network.
 
 
@@ -366,6 +375,7 @@ KINDS: Final = (
     Fault("owner killed in a hand-over", hand_over_and_kill, 2),
     Fault("rolling restart", rolling_restart, 2),
     Fault("flipped bits in a follower", flip_bits, 2),
+    Fault("a follower's directory lost", lose_directory, 2),
     Fault("owner and follower partitioned", partition_servers, 3, "cuts"),
     Fault("owner and primary partitioned", partition_owner_from_primary, 3, "cuts"),
     Fault("follower and primary partitioned", partition_follower_from_primary, 2, "cuts"),

@@ -22,6 +22,8 @@ from tests.faults.suite.server import Server
 from veilmq.testing import Random
 
 LEASE_SECONDS: Final = 3.0
+SNAPSHOT_BYTES: Final = 1 << 20
+"""Of the log, and at least as many as the state: so there is a snapshot every minute or two."""
 
 
 class Member(Server):
@@ -122,7 +124,7 @@ class Stage:
         for each in members:
             if not each.alive:
                 self._note_end(each)
-                each.spawn()
+                each.spawn(snapshot_bytes=SNAPSHOT_BYTES)
 
     def _note_end(self, member: Member) -> None:
         if member.lives and member.name not in self._killed:

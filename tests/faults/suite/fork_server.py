@@ -43,6 +43,8 @@ class Asked(msgspec.Struct):
     nth: int = 0
     shift: str = ""
     """A file with the seconds by which its wall clock is ahead."""
+    snapshot_bytes: int = 0
+    """A server of a cluster writes a snapshot when the log has so many since the last one; 0: as it does by itself."""
 
 
 def ends_of(log: Path) -> Path:
@@ -78,7 +80,10 @@ def _child(asked: Asked) -> None:
         asyncio.run(_service(asked))
     else:
         from veilmq.__main__ import main
+        from veilmq.cluster.member import Member
 
+        if asked.snapshot_bytes:
+            (Member.__init__.__kwdefaults__ or {})["snapshot_bytes"] = asked.snapshot_bytes
         sys.argv = ["veilmq", "serve", *asked.options]
         main()
 
