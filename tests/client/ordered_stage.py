@@ -50,6 +50,10 @@ class Place:
         self.open.append(side)
         return side
 
+    def close(self) -> None:
+        for side in self.open:
+            side.close()
+
     @property
     def clock(self):
         return self.embedded.clock

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -37,10 +38,8 @@ from veilmq.testing.disordered import Disordered
 
 @pytest.fixture
 def place(embedded: EmbeddedClient, tmp_path: Path) -> Iterator[Place]:
-    place = Place(embedded, tmp_path)
-    yield place
-    for side in place.open:
-        side.close()
+    with closing(Place(embedded, tmp_path)) as place:
+        yield place
 
 
 # The document's run.

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -19,10 +20,8 @@ from veilmq.model.errors import MessageTooLarge, ParameterInvalid, VeilError
 
 @pytest.fixture
 def place(embedded: EmbeddedClient, tmp_path: Path) -> Iterator[Place]:
-    place = Place(embedded, tmp_path)
-    yield place
-    for side in place.open:
-        side.close()
+    with closing(Place(embedded, tmp_path)) as place:
+        yield place
 
 
 def test_numbers_go_on_after_a_restart(place: Place) -> None:

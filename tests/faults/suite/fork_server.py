@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import traceback
+from functools import partialmethod
 from pathlib import Path
 
 import msgspec
@@ -80,10 +81,12 @@ def _child(asked: Asked) -> None:
         asyncio.run(_service(asked))
     else:
         from veilmq.__main__ import main
-        from veilmq.cluster.member import Member
 
         if asked.snapshot_bytes:
-            (Member.__init__.__kwdefaults__ or {})["snapshot_bytes"] = asked.snapshot_bytes
+            from veilmq.cluster.member import Member
+
+            often = partialmethod(Member.__init__, snapshot_bytes=asked.snapshot_bytes)
+            Member.__init__ = often  # type: ignore[assignment, method-assign]
         sys.argv = ["veilmq", "serve", *asked.options]
         main()
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 SERVER_DEFAULT: Final = "http://127.0.0.1:9325"
 _REFUSED: Final = re.compile(r"veilmq\.[\w.]+\.([A-Z]\w+): (.+)")
-_TOLD: Final = (
+_TRACES: Final = (
     (r"""(?:^|: |\] )(No module named '[\w.]+'|Python in worker has[^,]+|Cannot run program "[^"]+")""",
      "Spark cannot run its Python workers",
      "Executors, and a Spark Connect server, need this Python with 'veilmq[pipeline]' and the package of the object "
@@ -147,7 +147,7 @@ def reported(codes: Mapping[str, Exit] = JOB_CODES) -> Iterator[None]:
         if found:
             name, message = found[-1]
             raise Failure(codes.get(name, Exit.WRONG), message) from None
-        for pattern, wrong, mend in _TOLD:
+        for pattern, wrong, mend in _TRACES:
             if told := re.search(pattern, str(error), re.MULTILINE):
                 raise Failure(Exit.WRONG, f"{wrong}: {told[1]}", mend) from None
         if isinstance(error, PermissionError) and error.filename is not None:

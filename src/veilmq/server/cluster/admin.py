@@ -125,7 +125,7 @@ def passing_on(connect: Callable[[], Awaitable[Owner]], here: Callable[[], ASGIA
         async def sending(message: Message) -> None:
             nonlocal is_last
             if is_unknown and message["type"] == "http.response.start" and message["status"] == 503:
-                raise Broken  # whoever refuses this time, perhaps as no owner, does not know of the time before
+                raise Broken  # the server that refuses now does not know what became of the first try
             is_last = True
             await send(message)
 

@@ -24,12 +24,13 @@ from typing import Any, Final
 
 import msgspec
 
+from veilmq.client.shared.signals import SIGNALS
 from veilmq.client.shared.threads import DaemonPool
 from veilmq.client.worker.job import Hand
 from veilmq.client.worker.job.results import STOPPED, Result
 from veilmq.client.worker.options import Backoff, chance
 from veilmq.client.worker.runners.flow import Flow, failed
-from veilmq.client.worker.runners.processes.child import PARENTS_SIGNALS, Item, carried, packed, run_child
+from veilmq.client.worker.runners.processes.child import Item, carried, packed, run_child
 from veilmq.model.errors import ParameterInvalid
 from veilmq.model.wording import counted
 
@@ -58,7 +59,7 @@ def _undisturbed() -> Iterator[None]:
     """Block the parent's signals while a child starts, until the child ignores them: Ctrl-C goes to all processes of a
     terminal, and a child that is still starting would end with a traceback."""
     resource_tracker.ensure_running()  # start multiprocessing's own process first: its start would unblock the signals
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, PARENTS_SIGNALS)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield
     finally:

@@ -16,13 +16,13 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from queue import SimpleQueue
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
 from veilmq.client.clock import SYSTEM
 from veilmq.client.messages import Received
-from veilmq.client.shared.signals import StopSignals
+from veilmq.client.shared.signals import SIGNALS, StopSignals
 from veilmq.client.worker.job import Cancellation, Cause, Job
 from veilmq.client.worker.job.checkpoints import encode_state
 from veilmq.client.worker.job.results import Result, Verdict, call
@@ -30,9 +30,6 @@ from veilmq.model.errors import LeaseExpired, ParameterInvalid, VeilError, as_fi
 
 GONE = 70
 """Exit code of a child whose parent is gone or sent something that cannot be read here."""
-
-PARENTS_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
-"""Signals that stop a worker. They have no effect on its children, which end when the parent asks them to."""
 
 
 class Item(msgspec.Struct, frozen=True):
@@ -193,11 +190,11 @@ def _packed_results(results: list[Result]) -> bytes:
 
 
 def run_child(pipe: Connection, handler: str, batch: bool) -> None:
-    """Entry point of the process."""
+    """Entry point of the process. Signals that stop a worker do not end it: it ends when the parent asks it to."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Not SIG_IGN: a program that a handler starts would inherit that, and nobody could terminate it.
     with StopSignals(lambda: None, (signal.SIGTERM,)):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, PARENTS_SIGNALS)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         try:
             found = resolve(handler)
         except Exception as error:
