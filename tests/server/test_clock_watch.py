@@ -12,8 +12,7 @@ from tests.support.sqlite import SqliteFactory
 
 from veilmq.engine.engine import Engine
 from veilmq.model.instant import DAY_US, HOUR_US, MINUTE_US, Instant
-from veilmq.server.clock import LeaseClock
-from veilmq.server.service import ClockWatch
+from veilmq.server.clock import ClockWatch, LeaseClock
 from veilmq.server.shell import Shell
 from veilmq.store import Store
 from veilmq.store.synchronised import is_synchronised
@@ -62,7 +61,7 @@ async def started(path: Path, machine: Machine, *, trusted: bool = False) -> Asy
     clock.start(store.mark)
     shell = Shell(Engine(), store, clock)
     shell.start()
-    watch = ClockWatch(shell, store.reader, clock, trusted=trusted)
+    watch = ClockWatch(shell.call, store.reader, clock, trusted=trusted)
     await watch.start()
     try:
         yield Started(store, watch, clock, shell)

@@ -40,8 +40,7 @@ from veilmq.model.errors import VeilError
 from veilmq.model.instant import SECOND_US
 from veilmq.model.outcomes import QueueCreated, QueueDescribed, Received
 from veilmq.model.settings.queue import QueueKey
-from veilmq.server.clock import LeaseClock
-from veilmq.server.service import ClockWatch
+from veilmq.server.clock import ClockWatch, LeaseClock
 from veilmq.server.shell import Shell
 from veilmq.store import Options
 from veilmq.store.directory import DatabaseFailed, DatabaseUnusable, NotOurs, SchemaRefused
@@ -195,7 +194,7 @@ class World:
                 committer=committers(self.time, self.chance),
             )  # fmt: skip
             self._is_over = False
-            ready = loop.create_task(self._begin(shell, ClockWatch(shell, store.reader, clock, trusted=False)))
+            ready = loop.create_task(self._begin(shell, ClockWatch(shell.call, store.reader, clock, trusted=False)))
             ready.add_done_callback(self._halt)
             self._run(loop)
             if not disk.dead:

@@ -1,13 +1,8 @@
-"""A running server: one engine on one data directory, and the data ports in front of it; and the watch on its clock.
+"""A running server: one engine on one data directory, and the data ports in front of it.
 
 Strategy: start goes from the inside out (directory, shell, declared queues, ports), and stop from the outside in (stop
 accepting, answer waiting receives, finish the batch, close the files), so that no client sees a half-started server. A
 failure during the start undoes all earlier steps.
-
-The store holds its expiry clock back if the lease clock is far ahead of its mark at the first batch
-(store/sqlite/batch). `ClockWatch` runs that batch at the start, before the ports open. Wall time counts as right in
-development mode, and once the system says that its clock is synchronised; it is asked again every second, because a
-time service needs some seconds after a boot. Otherwise an operator accepts the step.
 """
 
 import asyncio
@@ -21,12 +16,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from veilmq.cluster import Calls
 from veilmq.engine.directory import archive_at, open_directory
 from veilmq.engine.engine import Engine
-from veilmq.engine.lease_clock import AHEAD_US_MAX
 from veilmq.engine.long_polls import Unread
-from veilmq.model.commands import CheckClock
 from veilmq.model.errors import VeilError
 from veilmq.model.instant import SECOND_US, Instant
-from veilmq.model.outcomes import ClockChecked, Shared
+from veilmq.model.outcomes import Shared
 from veilmq.model.settings.access import DEVELOPMENT_ACCOUNT, Share
 from veilmq.model.settings.queue import QueueInfo
 from veilmq.protocols import azure as azure_codec
@@ -35,7 +28,7 @@ from veilmq.protocols.sqs import codec as sqs_codec
 from veilmq.protocols.sqs.auth.authorize import note
 from veilmq.server.auth import DevelopmentKeyring, Hosts, Keys
 from veilmq.server.auth.tokens import IssuerTokens, tokens_of
-from veilmq.server.clock import LeaseClock, wall
+from veilmq.server.clock import ClockWatch, LeaseClock, wall
 from veilmq.server.cluster import Cluster, ClusterRefused, Following
 from veilmq.server.config import FileInvalid, queues_file
 from veilmq.server.config.settings import Address, Settings
@@ -58,62 +51,8 @@ _SQS_DOMAINS: Final = ("amazonaws.com", "amazonaws.com.cn")
 """The names that SDKs use for SQS itself, for example through a proxy."""
 _AZURE_DOMAINS: Final = ("queue.core.windows.net",)
 _MNS_DOMAINS: Final = ("aliyuncs.com",)
-CLOCK_LOOK_S: Final = 1.0
-CLOCK_WARNING: Final = (
-    "the machine's clock is %d s ahead of what the data has accepted: nothing expires by that step until the clock is"
-    " synchronised, or `veilmq clock accept`"
-)
-
-clock_log = logging.getLogger("veilmq.clock")
-
 
 AnyCodec = sqs_codec.Codec | azure_codec.Codec | mns_codec.Codec
-
-
-class ClockWatch:
-    """Watches one shell's clock from `start` to `stop`."""
-
-    def __init__(self, shell: Shell, reader: Reader, clock: LeaseClock, *, trusted: bool) -> None:
-        """trusted: every step is accepted (development mode)."""
-        self._shell = shell
-        self._reader = reader
-        self._clock = clock
-        self._trusted = trusted
-        self._watching: asyncio.Task[None] | None = None
-
-    async def start(self) -> None:
-        """Judge the start's step before anything else happens in the store, and go on watching."""
-        await self._run(CheckClock())
-        await self.look()
-        if self.unaccepted_us > AHEAD_US_MAX:
-            clock_log.warning(CLOCK_WARNING, self.unaccepted_us // SECOND_US)
-        self._watching = asyncio.create_task(self._watch())
-
-    async def stop(self) -> None:
-        """Stop watching."""
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.gather(self._watching, return_exceptions=True)
-
-    @property
-    def unaccepted_us(self) -> int:
-        """How far the expiry clock is behind wall time."""
-        return self._clock.unaccepted_us(self._reader.held_us)
-
-    async def look(self) -> None:
-        """Accept what is not accepted yet, if wall time is known to be right."""
-        if self.unaccepted_us > AHEAD_US_MAX and (self._trusted or self._clock.is_synchronised()):
-            await self._run(self._clock.accepting())
-
-    async def _watch(self) -> None:
-        while True:
-            await asyncio.sleep(CLOCK_LOOK_S)
-            await self.look()
-
-    async def _run(self, command: CheckClock) -> None:
-        (outcome,) = await self._shell.call(command)
-        if isinstance(outcome, ClockChecked) and outcome.accepted_us:
-            clock_log.info("the clock was %d s ahead of the data: accepted", outcome.accepted_us // SECOND_US)
 
 
 class PushRoom(Protocol):
@@ -338,7 +277,7 @@ class Service:
         refused_waits = RefusedWaits(engine.waiting, engine.limits, engine.unread)
         refused_waits.start()
         undo.callback(refused_waits.stop)
-        watch = ClockWatch(shell, store.reader, self.clock, trusted=not self.keyring.checks)
+        watch = ClockWatch(shell.call, store.reader, self.clock, trusted=not self.keyring.checks)
         undo.push_async_callback(watch.stop)
         await watch.start()
         self.shell, self.store, self.refused_waits = shell, store, refused_waits
