@@ -80,6 +80,13 @@ def read_policy_time(text: str) -> Instant | None:
     return None if _OFFSET.search(text) or (fraction and len(fraction) != 7) else read_iso(text)
 
 
+def print_policy_time(text: str) -> str:
+    """A stored policy's time as Azure answers it, in whatever form it was set: `2026-11-21T03:37:00.0000000Z`."""
+    instant, found = read_iso(text), _ISO.match(text)
+    fraction = (found and found[7]) or ""
+    return text if instant is None else f"{print_iso(instant)[:-1]}.{fraction.ljust(7, '0')}Z"
+
+
 def print_iso(instant: Instant) -> str:
     """`2026-11-21T03:37:00Z`, rounded down to the second."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(instant // SECOND_US))

@@ -6,8 +6,8 @@ are checked. The operation compares permissions, and the fields of a stored poli
 known. A user delegation key is derived from the account's key and all fields signed with it, so none needs to be
 stored, and a new account key revokes them all.
 
-A queue's policies are one label, in JSON. Times are stored as the client wrote them, because Get Queue ACL returns that
-text. Source: "Create an account SAS", "Create a service SAS", "Create a user delegation SAS", "Set Queue ACL".
+A queue's policies are one label, in JSON. Times are stored as the client wrote them, and Get Queue ACL writes them all
+in one form. Source: "Create an account SAS", "Create a service SAS", "Create a user delegation SAS", "Set Queue ACL".
 """
 
 import hmac
@@ -29,6 +29,7 @@ from veilmq.protocols.azure.fields import (
     DECLARATION,
     members_of,
     only,
+    print_policy_time,
     print_rfc1123,
     read_document,
     read_iso,
@@ -102,7 +103,8 @@ def write_policies(policies: tuple[Policy, ...]) -> bytes:
 
 
 def _written(policy: Policy) -> str:
-    members = (("Start", policy.start), ("Expiry", policy.expiry), ("Permission", policy.permission))
+    start, expiry = (text and print_policy_time(text) for text in (policy.start, policy.expiry))
+    members = (("Start", start), ("Expiry", expiry), ("Permission", policy.permission))
     fields = "".join(f"<{name}>{escape(text)}</{name}>" for name, text in members if text is not None)
     access = f"<AccessPolicy>{fields}</AccessPolicy>" if fields else "<AccessPolicy/>"
     return f"<SignedIdentifier><Id>{escape(policy.id)}</Id>{access}</SignedIdentifier>"
