@@ -230,6 +230,14 @@ def test_the_same_in_the_json_form() -> None:
     assert answer.content_type == b"application/x-amz-json-1.0"
 
 
+def test_a_json_request_without_its_target_is_told_which_header_is_missing() -> None:
+    """Proxies drop the header, and programs written by hand forget it: elasticmq #898, floci #3908."""
+    answer = decode(request(body=b'{"QueueNamePrefix":"a"}', content_type="application/x-amz-json-1.0"))
+    assert isinstance(answer, Response)
+    assert code_of(answer) == (400, "InvalidAction")
+    assert b"The request must name its action in the header X-Amz-Target." in answer.body
+
+
 def test_the_member_that_does_not_fit_is_named() -> None:
     body = b'{"QueueUrl":"/000000000000/q","Entries":[{"Id":"1","MessageBody":"x","DelaySeconds":"5"}]}'
     answer = decode(request(x_amz_target="AmazonSQS.SendMessageBatch", body=body))

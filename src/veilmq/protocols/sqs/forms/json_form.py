@@ -54,6 +54,8 @@ def read(target: bytes, body: bytes) -> tuple[Operation, Any]:
     """The operation and its input. Raises Refusal naming the member that does not fit."""
     found = KNOWN.get(target)
     if found is None:
+        if not target:
+            raise Refusal(errors.INVALID_ACTION, "The request must name its action in the header X-Amz-Target.")
         name = target.decode("latin-1")[:256]
         raise Refusal(errors.INVALID_ACTION, f"The action {name} is not valid for this endpoint.")
     row, decoder = found
