@@ -113,6 +113,7 @@ def test_they_are_nobodys_queue(wire: Any) -> None:
         (LOGGING.format(7).replace("<Read>false</Read>", ""), "MissingRequiredXmlNode"),
         (LOGGING.format(7).replace("false", "no"), "InvalidXmlNodeValue"),
         (LOGGING.format(7) * 2, "InvalidXmlDocument"),
+        (LOGGING.format(7).replace("<Enabled>true", "<Enabled>false"), "InvalidXmlDocument"),  # giovanni #60
         (METRICS.format("HourMetrics").replace("<IncludeAPIs>false</IncludeAPIs>", ""), "MissingRequiredXmlNode"),
         (METRICS.format("HourMetrics").replace("<Enabled>true", "<Enabled>false"), "InvalidXmlNodeValue"),
         ("<StaticWebsite/>", "UnsupportedXmlNode"),

@@ -142,6 +142,8 @@ def _version(members: dict[str, Element], allowed: tuple[str, ...]) -> str:
 def _retention(members: dict[str, Element]) -> Retention:
     policy = members_of(_need(members, "RetentionPolicy"), ("Enabled", "Days"))
     if not _boolean(_need(policy, "Enabled")):
+        if "Days" in policy and policy["Days"].text:
+            raise bad_xml("Element Days is only expected when RetentionPolicy is enabled.")
         return Retention()
     return Retention(_number(_need(policy, "Days"), 1, limits.RETENTION_DAYS_MAX))
 
