@@ -118,6 +118,17 @@ def test_pages_of_a_receive(queue: QueueClient) -> None:
     assert len({message.pop_receipt for message in queue.receive_messages(messages_per_page=32)}) == 0
 
 
+def test_every_answer_names_a_server(queue: QueueClient) -> None:
+    """Azure's Rust crates up to 0.21 fail with "header not found server": azure-sdk-for-rust #3530 and #4489."""
+    named: list[str | None] = []
+    hook = {"raw_response_hook": lambda answer: named.append(answer.http_response.headers.get("Server"))}
+    queue.send_message("one", **hook)
+    queue.delete_message(queue.receive_message(**hook), **hook)
+    with pytest.raises(ResourceNotFoundError):
+        queue.delete_message("nothing", pop_receipt=queue.send_message("two").pop_receipt, **hook)
+    assert named == ["VeilMQ"] * 4
+
+
 @pytest.mark.parametrize("forever", [True, False])
 def test_time_to_live(local: LocalServer, queue: QueueClient, forever: bool) -> None:
     sent = queue.send_message("x", time_to_live=-1 if forever else 60)

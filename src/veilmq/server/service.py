@@ -377,6 +377,7 @@ class Service:
             intake=HeaderCaseIntake if name == "azure" else Intake,
             unread=carrier.unread,
             opened=self.sockets.get(name),
+            server=b"VeilMQ" if name == "azure" else b"",  # Azure's Rust crates to 0.21 fail without it
         )
         undo.push_async_callback(listener.close_gracefully, settings.shutdown_deadline_s)
         self.ports[name], self.listeners[name] = port, listener

@@ -107,6 +107,13 @@ def test_without_a_version(wire: Any) -> None:
     assert wire.ask("GET", f"/?comp=list&{sas}", auth=None, version=None).headers["x-ms-version"] == "2026-10-06"
 
 
+def test_a_refusal_without_its_body_has_no_content_type(wire: Any) -> None:
+    """The C++ SDK parses what the Content-Type says is XML, and crashes: floci-az #184."""
+    refused = wire.ask("HEAD", "/none?comp=metadata")
+    assert (refused.status, refused.headers["x-ms-error-code"]) == (404, "QueueNotFound")
+    assert refused.response.content_type is None
+
+
 VERBS = ("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH")
 PATHS = {1: "/", 2: "/orders", 3: "/orders/messages", 4: "/orders/messages/11111111-2222-3333-4444-555555555555"}
 

@@ -194,7 +194,9 @@ class Codec:
         fault = refusal.fault
         headers = _headers(request, asked, ((b"x-ms-error-code", fault.code.encode()), *refusal.headers))
         body = write_error(fault.code, message, refusal.extra)
-        return Response(fault.status, CONTENT_TYPE, body, headers, phrase=fault.message.encode())
+        # Without its body, XML in the Content-Type makes the C++ SDK crash.
+        kind = None if request.method == "HEAD" else CONTENT_TYPE
+        return Response(fault.status, kind, body, headers, phrase=fault.message.encode())
 
 
 def _version(request: Request, parameters: dict[str, str]) -> str:

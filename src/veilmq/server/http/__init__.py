@@ -75,11 +75,12 @@ _PREFIXES_MAX: Final = 256
 
 
 class Answers:
-    """Writes responses with the current Date; `tick` updates it."""
+    """Writes responses with the current Date, which `tick` updates, and with this Server, if it is not empty."""
 
-    __slots__ = ("_begins", "_date", "_prefixes")
+    __slots__ = ("_begins", "_date", "_prefixes", "_server")
 
-    def __init__(self) -> None:
+    def __init__(self, server: bytes = b"") -> None:
+        self._server = b"\r\nServer: " + server if server else b""
         self._date = b""
         self._begins: dict[bytes, bytes] = {}
         """By a header's name (codecs use only a few): the bytes before its value."""
@@ -120,6 +121,7 @@ class Answers:
 
     def _prefix(self, status: int, content_type: bytes | None, phrase: bytes) -> bytes:
         prefix = b"HTTP/1.1 %d %b\r\nDate: %b" % (status, phrase or _PHRASES.get(status, b"Unknown"), self._date)
+        prefix += self._server
         if content_type is not None:
             if b"\n" in content_type or b"\r" in content_type:
                 raise ValueError(f"line break in the content type of an answer: {content_type!r}")

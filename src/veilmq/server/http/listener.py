@@ -65,15 +65,17 @@ async def listen(
     intake: type[Intake] = Intake,
     unread: Unread | None = None,
     opened: socket.socket | None = None,
+    server: bytes = b"",
 ) -> Listener:
     """Open a port on the running loop. port 0 takes a free one: see `Listener.address`.
 
     host: a name or an address, IPv6 without brackets. name: for logs and metrics. intake: the parser of requests.
     unread: counts the answers that clients have not read; None: only this port's.
     opened: a socket that listens already, instead of host and port.
+    server: the header Server of all answers; empty: none.
     Raises OSError if the address is not available, for example because the port is in use.
     """
-    listener = Listener(handler, limits or Limits(), ssl is not None, name, refuse, failure, intake, unread)
+    listener = Listener(handler, limits or Limits(), ssl is not None, name, refuse, failure, intake, unread, server)
     await listener.open(host, port, ssl, opened)
     return listener
 
@@ -105,6 +107,7 @@ class Listener:
         failure: Failure,
         intake: type[Intake],
         unread: Unread | None,
+        server: bytes,
     ) -> None:
         self.handler = handler
         self.limits = limits
@@ -117,7 +120,7 @@ class Listener:
         self.loop = asyncio.get_running_loop()
         self.now = self.loop.time()
         self.idle_due = self.due(limits.idle_s)
-        self.answers = Answers()
+        self.answers = Answers(server)
         self._refusals = RefusalLog(name, log)
         self.connections: set[Connection] = set()
         self.strangers: dict[Connection, None] = {}
