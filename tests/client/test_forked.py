@@ -12,6 +12,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,12 @@ import veilmq
 from veilmq.client.adapters.embedded import EmbeddedAccount
 from veilmq.client.errors import ForkRefused, StorageHeld
 from veilmq.client.keeper import LeaseKeeper
+from veilmq.client.messages import Received
 from veilmq.client.ordered import LocalFile
 from veilmq.client.queue import Queue
 from veilmq.client.receiver import Receiver
 from veilmq.client.records import locked
-from veilmq.client.worker import DirectoryGuard, Kind, Options, Worker
+from veilmq.client.worker import Backoff, DirectoryGuard, FileCheckpoints, Job, Kind, Options, Worker
 from veilmq.model.errors import ParameterInvalid
 from veilmq.testing.local import LocalServer
 
@@ -269,6 +271,61 @@ def test_a_child_that_leaves_a_callback_of_its_parents_settles_nothing(
         assert worker.run(messages_max=2).outcomes == {"done": 1, "failed": 1}
     called = ["error_report", "guard_key", "guard_key", "lease", "lease", "on_result"]
     assert sorted(ended) == [(name, 1) for name in called]
+
+
+@pytest.mark.slow
+def test_a_child_that_leaves_an_object_of_its_parents_settles_nothing(
+    veilmq_server: LocalServer, tmp_path: Path
+) -> None:
+    ended: dict[str, set[int]] = {}
+
+    class Forks:
+        """Passes each call on, after a fork whose child raises."""
+
+        def __init__(self, inner: object) -> None:
+            self._inner = inner
+
+        def __getattr__(self, name: str) -> Any:
+            found = getattr(self._inner, name)
+            return partial(self._call, name, found) if callable(found) else found
+
+        def prolong(self, *values: Any) -> None:
+            self.__getattr__("prolong")(*values)
+
+        def _call(self, name: str, call: Callable[..., Any], *values: Any) -> Any:
+            ended.setdefault(name, set()).add(code_of_one_that_leaves())
+            return call(*values)
+
+    class Meter:
+        def failed(self, *values: Any) -> None: ...
+
+        def ended(self, queue: str, outcome: str, seconds: float) -> None: ...
+
+        def in_hand(self, queue: str, messages: int) -> None: ...
+
+    class Plan:
+        margin = 1.0
+
+        def first_lease(self, message: Received) -> float:
+            return 30.0
+
+        def next_lease(self, message: Received, held: float) -> float:
+            return 30.0
+
+    def handle(job: Job) -> None:
+        job.checkpoint("begun", lease=60)
+        1 / (job.body == "one")
+
+    with veilmq.connect(URLS["veil"](veilmq_server)) as queue, LeaseKeeper(queue, plan=Forks(Plan())) as keeper:
+        queue.send_batch(["one", "two"])
+        keeper.register(*queue.receive(lease=30)).release()
+        guard, files = Forks(DirectoryGuard(tmp_path / "done")), Forks(FileCheckpoints(tmp_path / "states"))
+        given = Options(keeper=False, guard=guard, checkpoints=files, retry=Forks(Backoff()), metrics=Forks(Meter()))
+        worker = Worker(queue, handle, wait=0, **given)
+        assert worker.run(messages_max=2).outcomes == {"done": 1, "failed": 1}
+    of_guard, of_files = {"begin", "prolong", "finish", "abandon"}, {"load", "save", "drop"}
+    called = of_guard | of_files | {"delay", "ended", "in_hand", "first_lease"}
+    assert ended == {name: {1} for name in called}
 
 
 def terminating(job: object) -> list[int]:

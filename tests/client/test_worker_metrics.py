@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry
 from tests.client.test_worker_clock import eventually
 from tests.client.worker_stage import WAIT_S, Gate, Stage
 
+from veilmq.client.errors import ServiceError
 from veilmq.client.worker import PrometheusMeter
 from veilmq.client.worker.metrics import Counts
 
@@ -71,6 +72,24 @@ def test_a_meter_of_ones_own_hears_each_worker(stage: Stage) -> None:
     assert {queue for queue, _ in heard} == {"work"}
     assert max(messages for _, messages in heard) == 2
     assert heard[-1] == ("work", 0)
+
+
+def test_a_refusal_counts_under_its_code_and_invented_codes_under_one_name(registry: CollectorRegistry) -> None:
+    counts = Counts("jobs", PrometheusMeter(registry))
+    refusals = [ServiceError(code=f"Code{number}", status=400, request_id="", message="") for number in range(60)]
+    for error in [
+        *refusals,
+        *refusals,
+        ServiceError(code="HTTP 502", status=502, request_id="", message=""),
+        OSError(),
+    ]:
+        counts.failed("receive", error)
+
+    def failures(error: str) -> float | None:
+        labels = {"queue": "jobs", "call": "receive", "error": error}
+        return registry.get_sample_value("veilmq_worker_failed_calls_total", labels)
+
+    assert [failures(name) for name in ("Code0", "Code49", "Code50", "ServiceError", "OSError")] == [2, 2, None, 21, 1]
 
 
 def test_counts_show_what_they_counted() -> None:

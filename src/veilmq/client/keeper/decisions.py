@@ -42,6 +42,7 @@ from veilmq.client.keeper.lease import (
 from veilmq.client.messages import Received
 from veilmq.client.queue import Capabilities
 from veilmq.client.shared import checks
+from veilmq.client.shared.threads import in_one_process
 from veilmq.model.errors import ParameterInvalid, VeilError
 
 VISIBILITY_TIMEOUT: Final = 30.0
@@ -269,7 +270,7 @@ class LeaseDecisions(Generic[H]):
         elif hold.fixed is not None:
             seconds = hold.fixed
         elif self.plan is not None:
-            seconds = self.plan.next_lease(hold.message, now - hold.registered)
+            seconds = in_one_process(self.plan.next_lease, hold.message, now - hold.registered)
         else:
             seconds = self.parameters.visibility_timeout
         return self.clamped(seconds, hold.hold_end - now)

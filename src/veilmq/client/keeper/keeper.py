@@ -23,7 +23,7 @@ from veilmq.client.keeper.lease import CrashLearner, KeeperStats, Learner, Lease
 from veilmq.client.messages import Extension, Received
 from veilmq.client.queue import Queue
 from veilmq.client.shared import checks
-from veilmq.client.shared.threads import CallbackThread, Closing, OfProcess, SenderPool
+from veilmq.client.shared.threads import CallbackThread, Closing, OfProcess, SenderPool, in_one_process
 from veilmq.model.errors import LeaseError, LeaseExpired, MessageGone, ParameterInvalid, VeilError
 from veilmq.model.messages import Failure
 from veilmq.model.wording import counted
@@ -137,7 +137,7 @@ class LeaseKeeper(Closing, OfProcess):
             check_lease("lease", lease, self._capabilities)
         if max_hold is not None:
             checks.positive(max_hold, "max_hold")
-        wanted = self.plan.first_lease(received) if lease is None and self.plan is not None else lease
+        wanted = in_one_process(self.plan.first_lease, received) if lease is None and self.plan is not None else lease
         now = self.clock.monotonic()
         table = self._decisions
         held = Lease(
@@ -410,7 +410,7 @@ class LeaseKeeper(Closing, OfProcess):
     def _learn(self, call: Callable[..., object], *values: object) -> None:
         """Report to the plan. Its errors hold nothing up."""
         try:
-            call(*values)
+            in_one_process(call, *values)
         except Exception:
             log.exception("queue %s: the plan failed", self.queue.name)
 

@@ -1,12 +1,16 @@
-"""What is logged of calls that fail again and again: a queue that is away for an hour must not fill the log.
+"""What is logged and counted of calls that fail again and again.
 
-Strategy: of each kind of call and error (each code of a ServiceError is a kind), the first failure is logged, and
-while it lasts one line every `EVERY_SECONDS`. A line has the number of the call's failures since the line before it.
-The first success after failures that were not logged is logged too. If a call fails and works alternately, that is one
-such pair of lines in `EVERY_SECONDS`.
+Strategy of the log: a queue that is away for an hour must not fill it. Of each kind of call and error (each code of a
+ServiceError is a kind), the first failure is logged, and while it lasts one line every `EVERY_SECONDS`. A line has the
+number of the call's failures since the line before it. The first success after failures that were not logged is logged
+too. If a call fails and works alternately, that is one such pair of lines in `EVERY_SECONDS`.
+
+Strategy of the metrics (`Kinds`): an error counts under its class, and a ServiceError under its code. A proxy may make
+up any number of codes, so only the first `CODES_MAX` have a kind of their own.
 """
 
 import logging
+import re
 import threading
 from typing import Final
 
@@ -15,6 +19,8 @@ from veilmq.client.errors import ServiceError
 from veilmq.model.errors import VeilError
 
 EVERY_SECONDS: Final = 60.0
+CODES_MAX: Final = 50
+_CODE: Final = re.compile(r"[\w .:-]{1,100}", re.ASCII)
 
 
 class Outages:
@@ -61,3 +67,21 @@ class Outages:
             self._failing.discard(call)
         if failures:
             self._log.warning("%s: %s works again (failures since the last line: %d)", self._what, call, failures)
+
+
+class Kinds:
+    """Short names of errors, for a label of metrics: see the module. Any thread."""
+
+    def __init__(self) -> None:
+        self._codes: set[str] = set()
+        self._lock = threading.Lock()
+
+    def of(self, error: BaseException) -> str:
+        """The error's class, or the code of a ServiceError."""
+        if isinstance(error, ServiceError) and _CODE.fullmatch(error.code):
+            with self._lock:
+                if len(self._codes) < CODES_MAX:
+                    self._codes.add(error.code)
+                if error.code in self._codes:
+                    return error.code
+        return type(error).__name__

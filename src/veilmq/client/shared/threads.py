@@ -403,7 +403,7 @@ class CallbackThread:
                         self._running, done = False, True
                         return
                     call = self._calls.popleft()
-                call()
+                in_one_process(call)
         finally:
             if not done:
                 self._start()

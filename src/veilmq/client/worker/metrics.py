@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from veilmq.client.messages import Received
+from veilmq.client.shared.outages import Kinds
+from veilmq.client.shared.threads import in_one_process
 from veilmq.client.tracing import COUNT, ID, Tracing
 from veilmq.client.worker.job.results import Result, Verdict
 from veilmq.model.errors import CapabilityMissing
@@ -39,7 +41,8 @@ class Meter(Protocol):
         ...
 
     def failed(self, queue: str, call: str, error: str) -> None:
-        """A call to the queue failed. call: `receive`, `delete`, `release` ...; error: the exception's class."""
+        """A call to the queue failed. call: `receive`, `delete`, `release` ...; error: the exception's class,
+        or a ServiceError's code (a worker reports at most 50 different ones)."""
         ...
 
     def in_hand(self, queue: str, messages: int) -> None:
@@ -71,6 +74,7 @@ class Counts:
         self._lock = threading.Lock()
         self._outcomes: Counter[str] = Counter()
         self._failed: Counter[str] = Counter()
+        self._kinds = Kinds()
         self._received = 0
         hearing: object = meter
         self._summing = hearing if isinstance(hearing, Summing) else None
@@ -115,7 +119,7 @@ class Counts:
         with self._lock:
             self._failed[call] += 1
         if self._meter is not None:
-            self._report(self._meter.failed, call, type(error).__name__)
+            self._report(self._meter.failed, call, self._kinds.of(error))
 
     def in_hand(self, count: Callable[[], int]) -> None:
         """Report the messages in hand. Counted and reported in one step, so that the last report is the newest."""
@@ -137,7 +141,7 @@ class Counts:
 
     def _report(self, hear: Callable[..., None], *values: Any) -> None:
         try:
-            hear(self._queue, *values)
+            in_one_process(hear, self._queue, *values)
         except BaseException:
             log.exception("queue %s: the meter failed", self._queue)
 

@@ -30,7 +30,7 @@ from veilmq.client.errors import ServiceError, TransportError
 from veilmq.client.keeper import Lease
 from veilmq.client.messages import AttributeValue, Received
 from veilmq.client.queue import Capabilities
-from veilmq.client.shared.threads import Entry
+from veilmq.client.shared.threads import Entry, in_one_process
 from veilmq.client.worker.job.checkpoints import Checkpoints, Saved, encode_state, unwrap, wrap
 from veilmq.model.errors import CapabilityMissing, LeaseExpired, MessageTooLarge, ParameterInvalid
 
@@ -347,7 +347,7 @@ class Hand:
         """Read the side record, if there is one. Raises the storage's errors."""
         if self._checkpoints is None:
             return
-        saved = self._checkpoints.load(self.key)
+        saved = in_one_process(self._checkpoints.load, self.key)
         if saved is not None:
             self.state = saved.state
             self.fence = max(self.fence, saved.fence + 1)
@@ -355,7 +355,7 @@ class Hand:
     def drop_progress(self) -> None:
         """Delete the side record: the message is done. Raises the storage's errors."""
         if self._checkpoints is not None:
-            self._checkpoints.drop(self.key)
+            in_one_process(self._checkpoints.drop, self.key)
 
     def extend(self, seconds: float, body: str | None = None) -> float:
         """Let the lease end `seconds` from now, and the guard's claim with it. Returns the deadline. Raises like
@@ -375,7 +375,7 @@ class Hand:
         if self._checkpoints is not None:
             encode_state(state)
             self._extend_or_go_on(seconds)
-            self._checkpoints.save(self.key, Saved(self.fence, state))
+            in_one_process(self._checkpoints.save, self.key, Saved(self.fence, state))
         elif self._capabilities.body_replaceable:
             body = wrap(self.message.body, state)
             size_bytes = self._capabilities.transmitted_bytes(body)

@@ -27,7 +27,7 @@ from veilmq.client.worker.guard import Begun, Claim, Done, Guard, Prolonging, Su
 from veilmq.client.worker.job import Cause, Hand, HeldClaim
 from veilmq.client.worker.job.results import STOPPED, Result, Verdict, of_error
 from veilmq.client.worker.metrics import Counts, Spans
-from veilmq.client.worker.options import Options, chance
+from veilmq.client.worker.options import Options
 from veilmq.client.worker.runners.settling import Settling
 from veilmq.model.errors import LeaseTaken
 
@@ -398,7 +398,7 @@ class Flow:
         if hand.deadline <= self.clock.monotonic():
             # With a `stop_before_expiry` longer than a lease this happens at each delivery: then with a delay.
             never = self._stop_before >= hand.seconds
-            delay = self.options["retry"].delay(hand.message.receive_count, chance()) if never else 0
+            delay = self._settling.backoff(hand) if never else 0
             self._settling.give_back(hand, delay, "expired")
             return False
         try:
@@ -422,11 +422,11 @@ class Flow:
         held_until = hand.lease.held_until
         wall = self.clock.wall()
         until = wall + max(held_until - self.clock.monotonic(), 0.0)
-        answer = guard.begin(key, Claim(hand.key, hand.message.receive_count, wall, until))
+        answer = in_one_process(guard.begin, key, Claim(hand.key, hand.message.receive_count, wall, until))
         if isinstance(answer, Done):
             return self._settling.repeat(hand, answer.result)
         if not isinstance(answer, Begun):
-            delay = self.options["retry"].delay(hand.message.receive_count, chance())
+            delay = self._settling.backoff(hand)
             self._settling.give_back(hand, min(delay, max(answer.until - wall, 0.0)), "busy")
             return False
         hand.held_claim = HeldClaim(key, answer.fence, held_until)
@@ -441,7 +441,8 @@ class Flow:
             return
         wall = self.clock.wall()
         try:
-            guard.prolong(claim.key, claim.fence, wall, wall + max(until - self.clock.monotonic(), 0.0))
+            until_wall = wall + max(until - self.clock.monotonic(), 0.0)
+            in_one_process(guard.prolong, claim.key, claim.fence, wall, until_wall)
         except Superseded as error:
             self._settling.lose(hand, str(error))
             raise LeaseTaken(sequence=0, attempt=hand.message.receive_count) from error

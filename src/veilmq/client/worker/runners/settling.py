@@ -221,8 +221,12 @@ class Settling:
                 return outcome
         delay = result.delay
         if delay is None:
-            delay = self._options["retry"].delay(hand.message.receive_count, chance())
+            delay = self.backoff(hand)
         return self._release(hand, delay, "retry" if verdict is Verdict.RETRY else "failed", self._failure(result))
+
+    def backoff(self, hand: Hand) -> float:
+        """Seconds until the message's next attempt."""
+        return in_one_process(self._options["retry"].delay, hand.message.receive_count, chance())
 
     def _failure(self, result: Result) -> Failure:
         """What is reported of a failed attempt: as much as the user allows."""
@@ -247,7 +251,7 @@ class Settling:
         guard, claim = self._options["guard"], hand.held_claim
         if guard is not None and claim is not None:
             try:
-                guard.finish(claim.key, claim.fence, result.value)
+                in_one_process(guard.finish, claim.key, claim.fence, result.value)
             except Superseded as error:
                 self.lose(hand, str(error))
                 return "lost"
@@ -256,7 +260,7 @@ class Settling:
                 log.exception("queue %s: message %s: its result was not stored", self._queue.name, hand.message.id)
                 if isinstance(error, TypeError):
                     self._abandon(hand)
-                delay = self._options["retry"].delay(hand.message.receive_count, chance())
+                delay = self.backoff(hand)
                 failed = of_error(error)
                 return self._release(hand, delay, "failed", self._failure(failed))
         if self._options["on_result"] is not None:
@@ -305,7 +309,7 @@ class Settling:
         if self._dead_letters is not None and not hand.lost:
             outcome = self._dead_letter(self._dead_letters, hand, reason)
         if outcome is None:
-            delay = self._options["retry"].delay(hand.message.receive_count, chance())
+            delay = self.backoff(hand)
             failure = failure_of("poisoned", text=reason)
             outcome = "lost" if hand.lost else self._release(hand, delay, "failed", failure)
         self.end(hand, outcome)
