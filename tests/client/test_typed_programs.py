@@ -1,11 +1,18 @@
 """What a user's type checker says of the programs that we show: nothing."""
 
+import importlib
+import inspect
+import pkgutil
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+import veilmq.client
+from veilmq.client.queue import Account, Queue
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs" / "patterns").glob("*.md"))
@@ -51,3 +58,27 @@ def test_the_programs_of_the_patterns_pages_fit_the_types(tmp_path: Path) -> Non
     (tmp_path / names[-1]).write_text(_CHECKED)
     unsaid = ["--disable-error-code=var-annotated", "--check-untyped-defs", "--warn-unused-ignores"]
     assert checked(tmp_path, *unsaid, *names).startswith("Success")
+
+
+def classes_like(port: type) -> Iterator[type]:
+    calls = [name for name, call in vars(port).items() if inspect.isfunction(call) and not name.startswith("_")]
+    for module in pkgutil.walk_packages(veilmq.client.__path__, "veilmq.client."):
+        for found in vars(importlib.import_module(module.name)).values():
+            if inspect.isclass(found) and found is not port and all(hasattr(found, call) for call in calls):
+                yield found
+
+
+@pytest.mark.parametrize("port", [Queue, Account])
+def test_a_parameter_has_the_ports_name_on_every_queue(port: type) -> None:
+    """Or a call with keywords works on one queue and fails on another, and pyright takes neither for a `Queue`."""
+    found = set(classes_like(port))
+    assert len(found) > 5
+    other = [
+        f"{each.__module__}.{each.__name__}.{name} has no parameter {parameter}"
+        for each in found
+        for name, call in vars(port).items()
+        if inspect.isfunction(call) and not name.startswith("_")
+        for parameter in inspect.signature(call).parameters
+        if parameter not in ["self", *inspect.signature(getattr(each, name)).parameters]
+    ]
+    assert other == []

@@ -227,9 +227,9 @@ class LargeMessageQueue(Wrapping):
         self.inner.delete(parts.handle)
         self._remove(parts)
 
-    def delete_batch(self, given: Sequence[str]) -> list[VeilError | None]:
+    def delete_batch(self, handles: Sequence[str]) -> list[VeilError | None]:
         """See `Queue.delete_batch`."""
-        split = [attempt(self._split, handle) for handle in checks.batch(given, "handles")]
+        split = [attempt(self._split, handle) for handle in checks.batch(handles, "handles")]
         inner = [parts if isinstance(parts, VeilError) else parts.handle for parts in split]
         answers = through(inner, self.inner.delete_batch)
         for parts, answer in zip(split, answers, strict=True):
