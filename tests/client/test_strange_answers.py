@@ -10,10 +10,12 @@ import boto3
 import pytest
 from azure.storage.queue import QueueServiceClient
 from botocore.config import Config
+from mns.account import Account
 from tests.support.broken_server import BrokenServer, answer
 
 from veilmq.client.adapters.azure import AzureAccount, AzureQueue
 from veilmq.client.adapters.connect import DEVELOPMENT_KEYS
+from veilmq.client.adapters.mns import MnsAccount, MnsQueue
 from veilmq.client.adapters.sqs import SqsAccount, SqsQueue
 from veilmq.client.adapters.veil import VeilAccount, VeilQueue
 from veilmq.client.clock import SYSTEM
@@ -69,6 +71,42 @@ def veil(url: str) -> Iterator[Queue]:
     place = urlsplit(url)
     with VeilAccount(str(place.hostname), place.port) as account:
         yield VeilQueue(account, account._new_calls("jobs"), "jobs", "jobs", SYSTEM)
+
+
+def mns(url: str) -> Iterator[Queue]:
+    with MnsAccount(Account(url, "id", "secret"), base64=False) as account:
+        yield MnsQueue(account, "jobs")
+
+
+@pytest.mark.parametrize("adapter", [sqs, azure, mns, veil])
+def test_a_web_page_deletes_nothing_and_is_no_empty_queue(adapter: Callable[[str], Iterator[Queue]]) -> None:
+    """boto3 and the SDK of MNS take a log-in page for success, and the SDK of Azure for an empty list."""
+    calls: dict[str, Callable[[Queue], Any]] = {
+        "send": lambda queue: queue.send("x"),
+        "delete": lambda queue: queue.delete("id:receipt" if adapter is azure else "id-receipt"),
+    }
+    if adapter is not azure:
+        calls["receive"] = lambda queue: queue.receive(2, wait=0)
+
+    @for_each("call", calls)
+    def is_an_error(call: str) -> None:
+        first = [answer(200)] if adapter is azure and call == "send" else []  # of its settings
+        broken = BrokenServer([*first, STRANGE["a page"]])
+        for queue in adapter(broken.url):
+            with pytest.raises(TransportError) as caught:
+                calls[call](queue)
+            assert caught.value.may_have_happened
+        broken.close()
+
+    is_an_error()
+
+
+def test_a_redirection_deletes_nothing_on_mns() -> None:
+    broken = BrokenServer([answer(302, b"", "Location: http://127.0.0.1:1/")])
+    for queue in mns(broken.url):
+        with pytest.raises(TransportError):
+            queue.delete("1-x")
+    broken.close()
 
 
 @pytest.mark.parametrize("adapter", [sqs, azure, veil])

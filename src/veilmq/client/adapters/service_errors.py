@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from veilmq.client.errors import ServiceError
+from veilmq.client.errors import ServiceError, TransportError
 from veilmq.model.errors import (
     NAME_TAKEN,
     CapabilityMissing,
@@ -139,6 +139,13 @@ def with_request_id(error: VeilError, refusal: Refusal) -> VeilError:
     """The error, with the service's request id."""
     error.request_id = refusal.request_id
     return error
+
+
+def refuse_page(headers: Mapping[str, str], service: str) -> None:
+    """Raise TransportError if an answer that should be the service's is a web page: a proxy's or a portal's log-in."""
+    if any(name.lower() == "content-type" and "text/html" in text.lower() for name, text in headers.items()):
+        reason = f"the answer is a web page, not {service}'s: something between here and the service wrote it"
+        raise TransportError(reason=reason, may_have_happened=True)
 
 
 def _invalid_value(refusal: Refusal) -> VeilError:

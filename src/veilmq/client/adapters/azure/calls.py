@@ -163,6 +163,11 @@ def call(
             raise TransportError(reason="the client is closed", may_have_happened=reached) from error
         raise strange_answer(error) from error
     except HttpResponseError as error:
+        if 200 <= (error.status_code or 0) < 300:  # the SDK expects another one of this call
+            reason = (
+                f"HTTP {error.status_code} is no answer of Queue Storage's to this call: something between wrote it"
+            )
+            raise TransportError(reason=reason, may_have_happened=True) from error
         found = error_of(_refusal(error, queue, names or {}, size_bytes, creating))
         if reached and isinstance(found, LeaseError):
             reason = f"the answer of an earlier attempt was lost, and then: {found}"

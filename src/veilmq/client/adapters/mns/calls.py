@@ -46,7 +46,7 @@ from mns.mns_http import MNSHTTPConnection, MNSHTTPSConnection  # type: ignore[i
 from mns.mns_request import SendMessageRequest, SendMessageRequestEntry  # type: ignore[import-untyped]
 
 from veilmq.client.adapters.cloud import EXTEND_SECONDS, client_name, encode_base64
-from veilmq.client.adapters.service_errors import Refusal, error_in, invalid
+from veilmq.client.adapters.service_errors import Refusal, error_in, invalid, refuse_page
 from veilmq.client.errors import TransportError, advised
 from veilmq.client.messages import LEASE_HINT_ATTRIBUTE, AttributeValue, Message, Peeked, Received, hint_of, untyped
 from veilmq.client.queue import ById, Capabilities, fingerprint
@@ -122,6 +122,9 @@ TIMEOUT_SECONDS: Final = 60.0
 
 
 _EXTEND: Final = "change_message_visibility"
+_REDIRECTED: Final = 300
+_REASON_CHARACTERS: Final = 500
+"""The SDK quotes the whole answer, which may be a web page."""
 
 
 class BatchRefused(Exception):
@@ -260,6 +263,10 @@ class ThreadClients:
                 mine.connection.went_out = False
                 mine.client.report = None if report is None else write_header(report.reported, report.failure)
                 getattr(mine.client, method)(request, response)
+                # The SDK takes every answer below 400 to a call without a result, a delete, for success.
+                if response.status >= _REDIRECTED:
+                    raise TransportError(reason=f"{self.host} redirects to another address", may_have_happened=True)
+                refuse_page(response.header, "MNS")
             whole = True
         except MNSServerException as error:
             whole = True
@@ -269,6 +276,7 @@ class ThreadClients:
         except (MNSClientException, KeyError, ValueError, TypeError) as error:
             # The connection broke, or the SDK cannot read the answer.
             reason = f"{self.host}: {getattr(error, 'message', None) or error or type(error).__name__}"
+            reason = "".join(each if each.isprintable() else " " for each in reason)[:_REASON_CHARACTERS]
             raise TransportError(reason=advised(reason), may_have_happened=mine.connection.went_out) from error
         finally:
             if whole:

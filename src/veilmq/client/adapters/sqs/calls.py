@@ -39,7 +39,7 @@ from botocore.parsers import ResponseParserError  # type: ignore[import-untyped]
 from botocore.session import Session  # type: ignore[import-untyped]
 
 from veilmq.client.adapters.cloud import EXTEND_SECONDS, client_name, is_here
-from veilmq.client.adapters.service_errors import Refusal, error_of
+from veilmq.client.adapters.service_errors import Refusal, error_of, refuse_page
 from veilmq.client.errors import STRANGE, ServiceError, TransportError, advised, strange_answer
 from veilmq.client.messages import LEASE_HINT_ATTRIBUTE, Message, Received, hint_of, untyped
 from veilmq.client.queue import Capabilities, fingerprint
@@ -219,6 +219,8 @@ class Calls(OfProcess):
             raise Unsent(code=type(error).__name__, status=0, request_id="", message=message) from error
         except STRANGE as error:
             raise strange_answer(error) from error
+        # boto3 reads a web page as an answer without members: a delete would be done, and a queue empty.
+        refuse_page(answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}), "SQS")
         return answer
 
     def _refused(self, error: ClientError, queue: str, size_bytes: int) -> VeilError:
