@@ -46,13 +46,13 @@ elif __name__ == "__main__":
     ):
         command = [sys.executable, __file__, server.queue_url("films"), str(Path(directory) / "done")]
         queue.send(Message("report.pdf", attributes={"document": "17"}))
-        first = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert first.stdout is not None
-        for line in first.stdout:
-            print("first ", line, end="")
-            if "page 3" in line:
-                break
-        first.kill()
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as first:
+            assert first.stdout is not None
+            for line in first.stdout:
+                print("first ", line, end="")
+                if "page 3" in line:
+                    break
+            first.kill()
         print("killed")
         queue.send(Message("report.pdf, once more", delay=LEASE_SECONDS + 1, attributes={"document": "17"}))
         second = subprocess.run(command, capture_output=True, text=True, check=True)

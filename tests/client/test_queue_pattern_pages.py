@@ -1,6 +1,7 @@
 """The pages of the queue patterns run: their code, from top to bottom, in one directory a page."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,12 @@ PRINTS = {
     "pull-topic": ["to both"],
     "adaptive-timeout": ["working on resize 1.png"],
 }
+
+
+def test_every_queue_of_a_page_is_closed() -> None:
+    """A program that is copied from there, and connects to a server, gives no ResourceWarning under `python -X dev`."""
+    left_open = re.compile(r"^\w+ = veilmq\.connect", re.MULTILINE)
+    assert [page.name for page in PAGES.glob("*.md") if left_open.search(page.read_text())] == []
 
 
 @pytest.mark.parametrize("page", PRINTS)
