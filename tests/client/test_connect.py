@@ -27,7 +27,7 @@ from veilmq.client.adapters.sqs import SqsQueue
 from veilmq.client.errors import ServiceError, TransportError
 from veilmq.client.messages import Template
 from veilmq.client.queue import Queue
-from veilmq.client.receiver import AsyncReceiver
+from veilmq.client.receiver import AsyncReceiver, Receiver
 from veilmq.client.worker import Worker
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid, QueueExists, QueueMissing
 from veilmq.testing.client_contract import for_each
@@ -175,7 +175,9 @@ class TestUrls:
     def test_a_server(self, server: ServerProcess, scheme: str) -> None:
         url = f"{scheme}://AKIDCONNECT000000001:{ENCODED}@{place(server)}"
         used(connect(f"{url}/{scheme}-jobs?tls=0&create=1"))
-        used(connect(f"{url}/{scheme}-jobs?tls=0"))
+        again = connect(f"{url}/{scheme}-jobs?tls=0")
+        assert repr(Receiver(again)) == f"Receiver({type(again.inner).__name__}('{scheme}-jobs'))"
+        used(again)
         with pytest.raises(QueueMissing) as refused:
             connect(f"{url}/missing?tls=0")
         assert refused.value.queue == "missing"

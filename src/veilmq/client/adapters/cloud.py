@@ -120,6 +120,9 @@ class CloudQueue(Closing, Generic[Owner]):
         self._waits = waiting
         self._closed = False
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._name!r})"
+
     @property
     def name(self) -> str:
         """The queue's name."""

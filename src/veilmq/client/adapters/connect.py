@@ -285,6 +285,9 @@ class _Connected(Wrapping):
         self.inner.close()
         self.inner.account.close()
 
+    def __repr__(self) -> str:
+        return repr(self.inner)
+
 
 def _sole_name(address: Address, queue: str | None) -> str:
     if address.queue is not None and queue is not None:

@@ -286,6 +286,9 @@ class Lease(Hold):
         self.callbacks: list[Callable[[Lease], object]] | None = None
         self.event: threading.Event | None = None
 
+    def __repr__(self) -> str:
+        return f"Lease(message {self.message.id}, {self.status})"
+
     @property
     def handle(self) -> str:
         """The newest handle."""

@@ -337,6 +337,9 @@ class _Door(Unpicklable):
         self._seat = Seat(queue, limits)
         self._polling = _shared.join(self._seat, lease, clock)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.queue!r})"
+
     @property
     def waiting(self) -> int:
         """How many callers wait now."""
@@ -390,7 +393,7 @@ class Receiver(_Door, Closing):
 
 
 class AsyncReceiver(_Door):
-    """Like `Receiver`, for coroutines; requests run in separate threads, so a busy loop delays no poll."""
+    """Like `Receiver`, for coroutines of asyncio; requests run in separate threads, so a busy loop delays no poll."""
 
     async def receive(self, timeout: float | None = None) -> Received | None:  # noqa: ASYNC109
         """See `Receiver.receive`. If cancelled, other callers get its messages."""
