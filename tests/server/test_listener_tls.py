@@ -264,3 +264,26 @@ def test_bad_files_are_clear_errors(files, tmp_path):
     key.write_text(KEY_WITH_PASSPHRASE)
     with pytest.raises(ssl.SSLError, match="passphrase"):
         server_context(certificate, key)
+
+
+async def test_the_log_says_what_a_client_speaks_instead_of_http_1_1(serve, caplog):
+    """OpenSSL's ClientHello, and what curl sends with --http2-prior-knowledge. Both clients tell their users little."""
+    caplog.set_level("INFO", "veilmq.listener")
+    hello = ssl.MemoryBIO()
+    with pytest.raises(ssl.SSLWantReadError):
+        ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), hello, server_hostname="localhost").do_handshake()
+    settings = bytes.fromhex("00001204000000000000030000006400040001000000020000000000000408000000000000ff0001")
+    port = await serve(tell)
+    for sent, said in (
+        (hello.read(), "400 the client speaks TLS and this port plain HTTP: its URL needs http://"),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings, "400 the client speaks HTTP/2 and this port only HTTP/1.1"),
+    ):
+        client = await port.client()
+        await client.send(sent)
+        assert (await client.rest()).startswith(b"HTTP/1.1 400 ")
+        assert said in caplog.messages[-1]
+    client = await port.client()
+    await client.send(GET.replace(b"GET", b"POST")[:-2] + b"Transfer-Encoding: chunked\r\n\r\n")
+    await client.send(b"\x16\x03 is no size of a chunk\r\n")
+    await client.rest()
+    assert "400 malformed request: " in caplog.messages[-1]

@@ -30,6 +30,11 @@ _METHODS: Final = {name.encode(): name for name in ("GET", "HEAD", "POST", "PUT"
 _SINGLE: Final = frozenset({b"host", b"authorization", b"x-amz-date", b"content-length", b"transfer-encoding"})
 """If one of these comes twice, a proxy in front may have used the other one."""
 _NO_DUPLICATES: Final[frozenset[bytes]] = frozenset()
+_OTHER_PROTOCOLS: Final = {
+    b"\x16\x03": "the client speaks TLS and this port plain HTTP: its URL needs http://",
+    b"PRI * HTTP/2.0": "the client speaks HTTP/2 and this port only HTTP/1.1",
+}
+"""How a connection of each begins: the handshake record of RFC 8446, 5.1, and the preface of RFC 9113, 3.4."""
 
 
 class Refusal(Exception):
@@ -165,10 +170,16 @@ class Intake:
                 raise
             self.refusal = error.__context__
         except httptools.HttpParserError as error:
-            self.refusal = Refusal(400, f"malformed request: {error}")
+            self.refusal = Refusal(400, self._other_protocol(data) or f"malformed request: {error}")
         if not self.ready:
             self._measure(len(data) - len(rest))
         return rest
+
+    def _other_protocol(self, data: bytes) -> str | None:
+        """What the client speaks instead of HTTP/1.1, if the data is the first of a request and shows it."""
+        if self.fed_bytes:
+            return None
+        return next((reason for start, reason in _OTHER_PROTOCOLS.items() if data.startswith(start)), None)
 
     def _measure(self, size: int) -> None:
         self.fed_bytes += size
