@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import uvicorn
 
-from veilmq.cli.serve import admin_port
+from veilmq.cli.serve import admin_connection, admin_port
 from veilmq.console import application
 from veilmq.engine.directory import open_directory
 from veilmq.model.settings.access import DEVELOPMENT_ACCOUNT, AccessKey
@@ -113,7 +113,7 @@ class Running:
         self.listeners = {"sqs": listener}
         config = uvicorn.Config(
             application(self, self.settings, TOKEN),
-            http=admin_port.Connection,
+            http=admin_connection.Connection,
             ws="none",
             log_config=None,
             lifespan="off",

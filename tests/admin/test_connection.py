@@ -7,16 +7,18 @@ import ssl
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from tests.admin.server import TOKEN
 from tests.support.certificate import CERTIFICATE, PRIVATE_KEY
 
 from veilmq.admin.history.feed import Feed
-from veilmq.cli.serve import admin_port
-from veilmq.cli.serve.admin_port import HEAD_BYTES_MAX
+from veilmq.cli.serve import admin_connection, admin_port
+from veilmq.cli.serve.admin_connection import HEAD_BYTES_MAX
 from veilmq.model.events import HistoryTrimmed
 from veilmq.server.clock import wall
 from veilmq.server.http.tls import Certificate
@@ -99,7 +101,7 @@ def test_a_head_may_be_long_and_come_in_pieces(port: int) -> None:
     ids=["nothing", "a line", "half a head", "a second one"],
 )
 def test_who_owes_a_head_has_a_deadline(port: int, monkeypatch: pytest.MonkeyPatch, beginning: bytes) -> None:
-    monkeypatch.setattr(admin_port, "HEAD_S", 0.5)
+    monkeypatch.setattr(admin_connection, "HEAD_S", 0.5)
     with connected(port) as client:
         client.sendall(beginning)
         while client.recv(READ_BYTES_MAX):
@@ -107,7 +109,7 @@ def test_who_owes_a_head_has_a_deadline(port: int, monkeypatch: pytest.MonkeyPat
 
 
 def test_the_body_of_a_refused_request_keeps_no_connection_open(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admin_port, "HEAD_S", 0.5)
+    monkeypatch.setattr(admin_connection, "HEAD_S", 0.5)
     with connected(port) as client:
         client.sendall(b"POST /api/v1/check HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100000\r\n\r\n{")
         assert client.recv(READ_BYTES_MAX).startswith(b"HTTP/1.1 401 ")
@@ -133,7 +135,7 @@ def test_who_hangs_up_within_a_body_is_no_failure(port: int, caplog: pytest.LogC
 
 
 def test_who_is_being_answered_has_none(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admin_port, "HEAD_S", 0.5)
+    monkeypatch.setattr(admin_connection, "HEAD_S", 0.5)
     target = b"GET /api/v1/events?from=next&follow=1.2 HTTP/1.1"
     with connected(port) as client:
         client.sendall(OPEN.replace(b"GET /api/v1/queues HTTP/1.1", target) + b"\r\n")
@@ -273,7 +275,7 @@ def test_a_receive_of_one_who_ends_its_input_waits_no_longer(port: int) -> None:
 
 
 def test_connections_are_bounded(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admin_port, "CONNECTIONS_MAX", 3)
+    monkeypatch.setattr(admin_connection, "CONNECTIONS_MAX", 3)
     with ExitStack() as opened:
         for _ in range(3):
             client = opened.enter_context(connected(port))
@@ -289,13 +291,65 @@ def test_connections_are_bounded(port: int, monkeypatch: pytest.MonkeyPatch) -> 
         raise AssertionError("none is let in again")
 
 
+def asks(client: HTTPConnection, path: str, headers: dict[str, str]) -> bool:
+    """Whether its connection, which is opened at the first request, is still open."""
+    try:
+        client.request("GET", path, headers=headers)
+        client.getresponse().read()
+    except OSError:
+        return False
+    client.auto_open = 0
+    return True
+
+
+def test_a_full_port_drops_the_oldest_connection_of_a_stranger(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    bearer = {"Authorization": f"Bearer {TOKEN}"}
+    origin = {"Origin": f"http://127.0.0.1:{port}"}
+    entered = httpx.post(f"{origin['Origin']}/console/sign-in", data={"secret": TOKEN}, headers=origin)
+    session = {"Cookie": entered.headers["set-cookie"].partition(";")[0]}
+    monkeypatch.setattr(admin_connection, "CONNECTIONS_MAX", 6)
+    clients = [HTTPConnection("127.0.0.1", port, timeout=60) for _ in range(8)]
+    with ExitStack() as opened:
+        for each in clients:
+            opened.callback(each.close)
+        with_session, following, with_token, silent, refused, healthy, newcomer, another = clients
+        assert asks(with_session, "/console/", session)
+        # Its answer begins with the first event.
+        following.request("GET", "/api/v1/events?from=next&follow=20", headers=bearer)
+        assert asks(with_token, "/api/v1/queues", bearer)
+        silent.connect()
+        assert asks(refused, "/api/v1/queues", {})
+        assert asks(healthy, "/health/live", {})
+        assert asks(newcomer, "/api/v1/queues", bearer)
+        assert silent.sock.recv(1) == b""
+        assert asks(another, "/api/v1/queues", bearer)
+        assert not asks(refused, "/api/v1/queues", {})
+        assert asks(healthy, "/health/live", {})
+        assert asks(with_session, "/console/", session)
+        assert asks(with_token, "/api/v1/queues", bearer)
+        made = httpx.put(f"{origin['Origin']}/api/v1/queues/000000000000/us-east-1/made", headers=bearer, json={})
+        assert made.status_code == 201
+        assert json.loads(following.getresponse().readline())["kind"] == "queue_created"
+
+
+def test_requests_that_are_sent_before_their_answers_are_bounded(port: int) -> None:
+    """Each takes kilobytes until it is answered. A stranger would take gigabytes with one connection."""
+    page = b"GET /console/sign-in HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+    with connected(port) as client:
+        client.sendall((page + b"\r\n") * 32 + page + b"Connection: close\r\n\r\n")
+        assert exchanged(client).count(b"HTTP/1.1 200 ") == 33
+    with connected(port) as client:
+        client.sendall((page + b"\r\n") * 34)
+        assert exchanged(client) == b""
+
+
 def test_connections_and_handshakes_have_one_bound(
     running: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each connection over TLS leaves room for one handshake less: the oldest one goes."""
-    monkeypatch.setattr(admin_port, "CONNECTIONS_MAX", 3)
+    monkeypatch.setattr(admin_connection, "CONNECTIONS_MAX", 3)
     monkeypatch.setattr(admin_port, "_TOLD_FULL_MAX", 1)
-    monkeypatch.setattr(admin_port, "HEAD_S", 1_000.0)
+    monkeypatch.setattr(admin_connection, "HEAD_S", 1_000.0)
     for name, text in (("certificate", CERTIFICATE), ("key", PRIVATE_KEY)):
         (tmp_path / name).write_text(text)
     context = Certificate(tmp_path / "certificate", tmp_path / "key", wall()).context()

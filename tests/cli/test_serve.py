@@ -31,7 +31,7 @@ from tests.support.commands import bare
 from tests.support.ports import kept_ports
 from tests.support.sqlite import read_events
 
-from veilmq.cli.serve.admin_port import HEAD_S
+from veilmq.cli.serve.admin_connection import HEAD_S
 from veilmq.client.adapters.embedded import EmbeddedAccount
 from veilmq.model.events import EventRecord
 from veilmq.store import Options

@@ -7,11 +7,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import uvicorn
+from starlette.responses import Response
+from uvicorn.server import ServerState
 
+from veilmq.admin.access import KEEP_PLACE, Access
+from veilmq.cli.serve.admin_connection import PassedOn
 from veilmq.cli.serve.without_owner import shown_to_browsers
 from veilmq.cluster.peer import Identity
 from veilmq.cluster.peer.handshake import Handshake, Role
 from veilmq.cluster.peer.port import PeerPort
+from veilmq.server.auth import DevelopmentKeyring
 from veilmq.server.cluster import admin
 from veilmq.server.cluster.admin import Owner, Unreached, connect, passing_on, while_owner
 from veilmq.server.config.settings import Settings
@@ -243,3 +249,40 @@ class Answering:
         asyncio.run(shown_to_browsers(app, settings, lambda: self.reaches)(scope, None, send))  # type: ignore[arg-type]
         found = dict(sent[0]["headers"])
         return sent[0]["status"], found, b"".join(each.get("body", b"") for each in sent[1:]).decode()
+
+
+def test_only_a_client_that_the_owner_knows_keeps_its_place_at_a_full_port() -> None:
+    """The server that passes a request on checks no token itself."""
+    token = "a token of the tests"
+    config = uvicorn.Config(Access(Response(), token, DevelopmentKeyring), log_config=None, lifespan="off", ws="none")
+    config.load()
+
+    async def play(given: str) -> tuple[list[Any], list[str]]:
+        sent, kept = [], []
+
+        async def receive() -> Any:
+            return await asyncio.get_running_loop().create_future()
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        headers = [(b"host", b"localhost"), (b"authorization", f"Bearer {given}".encode())]
+        scope = {
+            "type": "http", "method": "GET", "path": "/", "raw_path": b"/", "scheme": "http", "query_string": b"",
+            "headers": headers, "client": ("127.0.0.1", 1), KEEP_PLACE: lambda: kept.append(given),
+        }  # fmt: skip
+        made = asyncio.get_running_loop().create_server(lambda: PassedOn(config, ServerState(), {}), "127.0.0.1", 0)
+        async with await made as owner:
+            port = owner.sockets[0].getsockname()[1]
+
+            async def connect() -> Owner:
+                return Owner(*await asyncio.open_connection("127.0.0.1", port))
+
+            await passing_on(connect, lambda: None)(scope, receive, send)
+        return sent, kept
+
+    for given, status in ((token, 200), ("another token of theirs", 401)):
+        sent, kept = asyncio.run(asyncio.wait_for(play(given), 20))
+        assert sent[0]["status"] == status
+        assert kept == [given] * (status == 200)
+        assert admin.KNOWN_HEADER not in dict(sent[0]["headers"])

@@ -29,6 +29,9 @@ from veilmq.server.logs import RefusalLog
 
 INPUT_ENDED: Final = "veilmq.input_ended"
 """In the scope: an event that is set when the client sends nothing more, though it may still read its answer."""
+KEEP_PLACE: Final = "veilmq.keep_place"
+"""In the scope: to be called if the request has a valid token, key or session. When the port is full, a connection that
+has had none is dropped for a newcomer."""
 REFUSALS: Final = "veilmq.refusals"
 """In the state of the scope: the RefusalLog of the port."""
 CALLER: Final = "veilmq.caller"
@@ -196,7 +199,12 @@ class Access:
         client = headers.get(b"user-agent", b"").decode("latin-1")[:CLIENT_NAME_CHARACTERS_MAX]
         if self._needs_nothing(scope, headers):
             return with_token(client, keyring)
-        scheme, _, given = headers.get(b"authorization", b"").strip().partition(b" ")
+        caller = self._known(headers.get(b"authorization", b""), client, keyring)
+        scope[KEEP_PLACE]()
+        return caller
+
+    def _known(self, authorization: bytes, client: str, keyring: Keys) -> Caller:
+        scheme, _, given = authorization.strip().partition(b" ")
         given = given.strip()
         if scheme.lower() == b"bearer":
             if compare_digest(given, self._token):

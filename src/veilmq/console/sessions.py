@@ -28,7 +28,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
-from veilmq.admin.access import Access, Caller, key_of, with_token
+from veilmq.admin.access import KEEP_PLACE, Access, Caller, key_of, with_token
 from veilmq.admin.api import Refused
 from veilmq.admin.service import Service
 from veilmq.console import HOME
@@ -348,6 +348,7 @@ class Entrance:
         session = await self._sessions.find(secret, self._service.clock.now(), is_used=is_used)
         if session is None:
             raise SignInNeeded(is_over=True)
+        request.scope[KEEP_PLACE]()
         return session
 
     async def form(self, request: Request) -> Response:

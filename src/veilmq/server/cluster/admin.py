@@ -25,6 +25,8 @@ from veilmq.cluster.tls import in_words
 
 CLIENT_HEADER: Final = b"x-veilmq-client"
 """Address and scheme of the client, from one server to another."""
+KNOWN_HEADER: Final = b"x-veilmq-known"
+"""Of an answer to another server: the client has shown a valid token, key or session."""
 PASSED_ON: Final = "veilmq.passed_on"
 """In the scope of a request that another server has passed on."""
 HANDSHAKE_SECONDS: Final = 5.0
@@ -98,11 +100,13 @@ class _Answer:
 
     def __init__(self) -> None:
         self.headers: list[tuple[bytes, bytes]] = []
-        self.begun = self.complete = False
+        self.begun = self.complete = self.is_known = False
         self.parts: list[bytes] = []
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if name.lower() not in _HOP:
+        if name.lower() == KNOWN_HEADER:
+            self.is_known = True
+        elif name.lower() not in _HOP:
             self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
@@ -276,6 +280,8 @@ async def _answer(reader: asyncio.StreamReader, scope: Scope, send: Send) -> Non
         parser.feed_data(data)
         if found.begun and not started:
             started = True
+            if found.is_known:
+                scope["veilmq.keep_place"]()
             await send({"type": "http.response.start", "status": parser.get_status_code(), "headers": found.headers})
         if scope["method"] == "HEAD" and started:
             break  # it has no body, whatever its headers say
