@@ -331,6 +331,45 @@ async def test_input_behind_a_request_that_is_being_answered_makes_room(serve):
     assert listener.held_bytes == 0
 
 
+async def test_what_strangers_send_ahead_of_unread_answers_is_bounded(serve):
+    """A client that has shown a key may send ahead, too: nothing more is read from it. And a request that arrives
+    meanwhile drops no more of them than it needs room for."""
+
+    def large(request: Request, exchange: Exchange) -> None:
+        if request.headers.get(b"x-key"):
+            exchange.keep_place()
+        exchange.respond(Response(200, TEXT, b"a" * (12 * 1024 * 1024 if request.method == "GET" else 1)))
+
+    port = await serve(large, limits=quick(held_bytes_max=100_000, answer_deadline_s=60.0))
+    listener = port.listener
+
+    async def sends_ahead(head: bytes) -> Client:
+        client, sent = Client(*await asyncio.open_connection(sock=port.raw_socket())), listener.bytes_sent
+        port.clients.append(client)
+        await client.send(head)
+        await port.until(lambda: listener.bytes_sent > sent)
+        received = listener.bytes_received
+        await client.send(POST + b"Content-Length: 60000\r\n\r\n" + b"b" * 30_000)
+        await port.until(lambda: listener.bytes_received > received + 30_000)
+        began = listener.now
+        await port.until(lambda: listener.now > began)
+        return client
+
+    with_key = [await sends_ahead(GET[:-2] + b"X-Key: a\r\n\r\n") for _ in range(2)]
+    strangers = [await sends_ahead(GET) for _ in range(2)]
+    assert listener.held_bytes < 100_000
+    assert len(listener.connections) == 3
+    with_key.append(await sends_ahead(GET[:-2] + b"X-Key: a\r\n\r\n"))
+    assert listener.held_bytes > 100_000
+    newest = await port.client()
+    assert (await newest.ask(POST + b"Content-Length: 1000\r\n\r\n" + b"b" * 1_000)).status == 200
+    await newest.send(POST + b"Content-Length: 1000\r\n\r\n" + b"b" * 500)
+    await port.until(lambda: len(listener.connections) == 3)
+    assert 60_000 < listener.held_bytes < 100_000
+    for each in (*with_key, *strangers):
+        each.writer.transport.abort()
+
+
 async def test_a_request_at_the_handler_is_not_held_any_more(serve):
     port = await serve()
     client = await port.client()

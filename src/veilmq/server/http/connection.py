@@ -189,6 +189,9 @@ class Connection(asyncio.Protocol):
         self._leftover = True
         self._hold(self._intake.fed_bytes + len(self._pending))
         limits = listener.limits
+        if self.stranger and listener.held_bytes > limits.held_bytes_max:
+            self.turn_out()
+            return
         if len(self._pending) > limits.pipeline_bytes_max or listener.held_bytes > limits.held_bytes_max:
             self._reading_paused = True
             self._transport.pause_reading()
@@ -434,6 +437,7 @@ class Connection(asyncio.Protocol):
         """Throw the input away, to make room for others. A request that is being answered is answered before that."""
         if self.phase == WRITING:
             self.drop()
+            self._hold(0)
         elif self.phase == HANDLER:
             self._intake.refusal = Refusal(503, "too many unfinished requests")
             self._pending.clear()
