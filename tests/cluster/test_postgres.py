@@ -38,6 +38,8 @@ def as_role(pair: Pair, **changed: str) -> Postgres:
     "make, said",
     [
         (lambda pair: Postgres("postgresql://me:secret@[host"), "no connection string(?!.*secret)"),
+        (lambda pair: Postgres("postgresql://me:a@secret@localhost/veilmq"), "@ as %40(?!.*secret)"),
+        (lambda pair: Postgres("postgresql://localhost:secret/secret@host/veilmq"), "/ as %2F(?!.*secret)"),
         (lambda pair: Postgres("postgresql://db1,db2/veilmq?port=1,2,3"), "as many ports"),
         (lambda pair: Postgres("postgresql://db1/veilmq?port=1,2"), "as many ports"),
         (lambda pair: as_role(pair, sslmode="mostly"), "correct the connection string"),
