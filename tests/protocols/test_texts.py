@@ -1,11 +1,13 @@
-"""What all protocols ask of a message's text, and the text of its id."""
+"""What all protocols ask of a message's text and of a document, and the text of an id."""
 
 from uuid import UUID
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from veilmq.model.messages import first_forbidden_character, id_text, is_plain
+from veilmq.protocols import DocumentInvalid, read_document
 
 
 def xml_carries(character: str) -> bool:
@@ -31,3 +33,19 @@ def test_plain_are_the_printable_ones_of_ascii_tabs_and_line_ends() -> None:
 @given(st.binary(min_size=16, max_size=16))
 def test_the_text_of_an_id(message_id: bytes) -> None:
     assert id_text(message_id) == str(UUID(bytes=message_id))
+
+
+@pytest.mark.parametrize(
+    ("count", "said"), [(32, None), (33, "too many elements or attributes"), (20_000, "a tag or a comment is too long")]
+)
+def test_an_element_has_few_attributes(count: int, said: str | None) -> None:
+    """Of 400,000, which are 5 MB, expat made names and values for three seconds before it called."""
+    document = b"<top><text>%b</text><many %b/></top>" % (
+        b"x" * 200_000,
+        b" ".join(b"a%d='>'" % n for n in range(count)),
+    )
+    if said is None:
+        assert len(read_document(document, 8, 8).children[0].raw) == 200_000
+        return
+    with pytest.raises(DocumentInvalid, match=said):
+        read_document(document, 8, 8)

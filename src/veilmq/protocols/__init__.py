@@ -31,6 +31,10 @@ import msgspec
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 _VALUE_CHARACTERS_MAX: Final = 256
+_ATTRIBUTES_MAX: Final = 32
+"""Of an XML element."""
+_PIECE_BYTES: Final = 64 * 1024
+"""A larger document is parsed in pieces: expat reads a tag with all its attributes, for seconds, before it calls."""
 _NOT_XML: Final = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
@@ -246,8 +250,8 @@ def read_document(body: bytes, depth_max: int, elements_max: int, plain: str = "
             inside += 1
             return
         elements += 1
-        if len(opened) > depth_max or elements > elements_max:
-            raise _at(parser, "the document is too deep or has too many elements")
+        if len(opened) > depth_max or elements > elements_max or len(attributes) > _ATTRIBUTES_MAX:
+            raise _at(parser, "the document is too deep or has too many elements or attributes")
         if pieces:
             texts[-1].append("".join(pieces))
             pieces.clear()
@@ -274,7 +278,13 @@ def read_document(body: bytes, depth_max: int, elements_max: int, plain: str = "
     parser.CharacterDataHandler = pieces.append
     parser.StartDoctypeDeclHandler = doctype
     try:
-        parser.Parse(body, True)
+        parsed = 0
+        while len(body) - parsed > _PIECE_BYTES:
+            parser.Parse(body[parsed : parsed + _PIECE_BYTES], False)
+            parsed += _PIECE_BYTES
+            if parsed - parser.CurrentByteIndex >= _PIECE_BYTES:
+                raise _at(parser, "a tag or a comment is too long")
+        parser.Parse(body[parsed:], True)
     except expat.ExpatError as error:
         raise DocumentInvalid(expat.ErrorString(error.code), error.lineno, error.offset) from None
     except (LookupError, ValueError):
