@@ -75,7 +75,14 @@ class Passed:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
-        self.bodies.append(await reader.readexactly(sum(map(len, BODY))))
+        try:
+            self.bodies.append(await reader.readexactly(sum(map(len, BODY))))
+        except asyncio.IncompleteReadError as cut_off:
+            # As this task's error it would be logged when the garbage collector finds the task. Amid `ast.parse`, with
+            # which pytest shows a failed test, that ends Python 3.11.2's run: a log's traceback calls it again.
+            self.bodies.append(cut_off.partial)
+            writer.close()
+            return
         if len(self.bodies) > 1:
             refused, self.refusals = self.refusals > 0, self.refusals - 1
             body = b'{"error": "NotOwner", "message": "try again"}' if refused else b""
