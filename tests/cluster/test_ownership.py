@@ -138,7 +138,7 @@ class TestLease:
             waited_us += LEASE_US
         second = cluster.kept(candidate.take_over())
         before = second.before
-        assert before.seen_us == waited_us
+        assert before.seen_us == waited_us + (10_000 if saw_it_before else 0)
         if saw_it_before:
             assert before.away_us == 40_000 + WAIT_US
         else:
@@ -199,6 +199,30 @@ class TestLease:
         assert again.is_due()
         before = cluster.kept(watching.take_over()).before
         assert before.away_us < HOUR_US
+
+    def test_who_watched_through_a_take_over_that_came_to_nothing_does_not_wait_again(self, cluster: Cluster) -> None:
+        """Everybody saw the last renewal, an hour ago. The new owner could not read on, and gave the shard back, or was
+        cut off before it could."""
+        clocks = here, there = Clock(), Clock()
+        owner = cluster.owner("one", here)
+        taker, watching = cluster.candidate("two", here), cluster.candidate("three", there)
+        for number in (1, 2):
+            owner.renew(Instant(number))
+            for candidate in (taker, watching):
+                candidate.look()
+        cluster.pair.primary.query("update veilmq.lease set renewed = renewed - interval '1 hour'")
+        for clock in clocks:
+            clock.advance(HOUR_US)
+        cut_off = cluster.kept(taker.take_over())
+        for candidate in (taker, watching):
+            candidate.look()
+        assert (taker.due_in_us(), watching.due_in_us()) == (0, WAIT_US)
+        there.advance(WAIT_US)
+        cut_off.hand_over("", None)
+        watching.look()
+        assert watching.is_due()
+        before = cluster.kept(watching.take_over()).before
+        assert (before.clock, before.seen_us) == (Instant(2), HOUR_US + WAIT_US)
 
     @pytest.mark.parametrize("owned", [True, False], ids=["owned it", "watched"])
     def test_a_process_that_starts_again_on_its_machine_knows_what_the_one_before_saw(

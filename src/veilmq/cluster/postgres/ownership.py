@@ -73,6 +73,8 @@ class Sight(NamedTuple):
     """How long ago that was by PostgreSQL's clock, which may have been set since."""
     since_ns: int
     """The candidate's boot clock just after it first read this epoch and beat."""
+    watched_ns: int
+    """Likewise after it first read this renewal, which a take-over leaves as it is."""
     seen: SeenClock
     """What its boot clock says of this lease clock."""
 
@@ -136,9 +138,11 @@ class Candidate(Connected):
             row = self._connected().execute(_SIGHT, (SHARD,)).fetchone()
         assert row is not None
         before, read_ns = self._sight, self._boot_ns()
-        sight = Sight._make((*row, read_ns, self._memory.looked(Instant(row[5]), began_ns)))
+        sight = Sight._make((*row, read_ns, read_ns, self._memory.looked(Instant(row[5]), began_ns)))
         if before is not None and (before.epoch, before.beat) == (sight.epoch, sight.beat):
             sight = sight._replace(since_ns=before.since_ns)
+        if before is not None and sight.clock == before.clock and sight.beat in {0, before.beat}:
+            sight = sight._replace(watched_ns=before.watched_ns)
         self._sight = sight
         return sight
 
@@ -162,7 +166,7 @@ class Candidate(Connected):
         now_ns = self._boot_ns()
         stood_us = (now_ns - sight.since_ns) // 1_000
         leases = 0 if sight.free_for(self.server) else 1
-        if sight.clock and sight.shown_us(now_ns) - stood_us > UNSEEN_US:
+        if sight.clock and sight.shown_us(now_ns) - (now_ns - sight.watched_ns) // 1_000 > UNSEEN_US:
             leases += 1
         return sight.lease_us * leases + self._margin_us - stood_us if leases else 0
 
@@ -207,7 +211,7 @@ class Candidate(Connected):
         log.log(logging.INFO if is_wanted else logging.WARNING, "took over in epoch %d: %s", epoch, self._why(sight))
         return Ownership(
             self._postgres, self.server, shard._replace(epoch=epoch), self._boot_ns, began_ns,
-            Before(shard.owner, Instant(lease[2]), (began_ns - sight.since_ns) // 1_000, away_us),
+            Before(shard.owner, Instant(lease[2]), (began_ns - sight.watched_ns) // 1_000, away_us),
             self._memory,
         )  # fmt: skip
 
