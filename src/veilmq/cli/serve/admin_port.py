@@ -36,7 +36,7 @@ from veilmq.cli.serve.admin_connection import Connection, PassedOn
 from veilmq.cli.serve.without_owner import shown_to_browsers
 from veilmq.console import application
 from veilmq.model.errors import VeilError
-from veilmq.server.cluster.admin import PASSED_ON, passing_on, while_owner
+from veilmq.server.cluster.admin import OWN_PATHS, PASSED_ON, passing_on, while_owner
 from veilmq.server.config.settings import Address, Settings
 from veilmq.server.http.handshakes import Factory, Handshakes
 from veilmq.server.service import Service
@@ -274,7 +274,7 @@ def _elsewhere(service: Service, entry: AdminEntry, here: Callable[[], ASGIApp |
             text = f"{f'server {state.owner} owns the queues now' if state.owner else state.trouble}: try again"
             answer = JSONResponse({"error": "NotOwner", "field": None, "message": text, "data": {}}, 503)
             await answer(scope, receive, send)
-        elif scope["path"] in {"/health/live", "/health/ready", "/metrics"}:
+        elif scope["path"] in OWN_PATHS:
             await own()(scope, receive, send)
         else:
             await (await from_copy(scope) or passed_on)(scope, receive, send)

@@ -39,6 +39,8 @@ _HOP: Final = frozenset(
 )  # fmt: skip
 """Headers of one connection (RFC 9110, 7.6.1), and ours."""
 _READS: Final = frozenset({"GET", "HEAD"})
+OWN_PATHS: Final = frozenset({"/health/live", "/health/ready", "/metrics"})
+"""Where each server answers for itself, whoever owns the queues."""
 _KEY: Final = b"idempotency-key"
 _LOST: Final = "the owner went away amid the request: look whether it was carried out, then try again"
 _KEPT_BYTES: Final = 1 << 20
@@ -182,7 +184,7 @@ def while_owner(holds: Callable[[], bool], app: ASGIApp) -> ASGIApp:
     What was committed needs no lease."""
 
     async def answered(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["method"] in _READS:
+        if scope["method"] in _READS and scope["path"] not in OWN_PATHS:
             send = _refused_instead(send, lambda _: not holds(), "NotOwner", "this server's lease has ended: try again")
         await app(scope, receive, send)
 
