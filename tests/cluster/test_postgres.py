@@ -170,9 +170,10 @@ def test_the_settings_of_a_role_do_not_count(cluster: Cluster) -> None:
         with as_role(cluster.pair, user="careless").connect() as session:
             found = [session.execute(f"show {name}").fetchone() for name in changed]
             assert found == [("on",), ("read committed",), ("0",), ("off",), ("notice",), ("2s",)]
-        primary.query("alter role careless set transaction_timeout = '1min'")
-        with pytest.raises(Unfit, match="transaction_timeout = 0"):
-            as_role(cluster.pair, user="careless").connect()
+        if primary.query("select current_setting('transaction_timeout', true)") != [(None,)]:  # from PostgreSQL 17 on
+            primary.query("alter role careless set transaction_timeout = '1min'")
+            with pytest.raises(Unfit, match="transaction_timeout = 0"):
+                as_role(cluster.pair, user="careless").connect()
     finally:
         primary.query("drop role careless")
 
