@@ -20,7 +20,7 @@ from urllib.error import HTTPError
 from urllib.parse import urlencode, urlsplit
 
 import pytest
-from botocore.auth import SigV4QueryAuth
+from botocore.auth import SigV4Auth, SigV4QueryAuth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 from botocore.exceptions import ClientError, EndpointConnectionError, HTTPClientError
@@ -280,6 +280,11 @@ def test_the_log_tells_who_was_refused(serve: Serve, keys: Path) -> None:
     server.wait_for("by AK1: refused with 400: AWS.SimpleQueueService.EmptyBatchRequest: ")
     ask_refused(urllib.request.Request(f"{server.url}/?Action=a", headers={"Authorization": "hush"}))
     server.wait_for("Unsupported AWS 'algorithm'")
+    buckets = AWSRequest("GET", f"{server.url}/")  # as boto3's S3 sends it if AWS_ENDPOINT_URL is this port
+    SigV4Auth(Credentials("AK1", "hush-one"), "s3", "us-east-1").add_auth(buckets)
+    ask_refused(urllib.request.Request(str(buckets.url), headers=dict(buckets.headers)))
+    told = server.wait_for("sqs: GET / signed for s3 from 127.0.0.1 by AK1: refused with 404: ")
+    assert told.endswith("<UnknownOperationException/>")
     assert server.stop() == 0
     assert "hush" not in server.told()
 
@@ -294,6 +299,10 @@ def test_the_log_tells_who_was_refused_by_a_signature_in_the_query_string(serve:
     asked = "GET / ListQueues from 127.0.0.1"
     server.wait_for(f"sqs: {asked} by AK+1@shop: refused with 403: ")
     server.wait_for(f"sqs: {asked}: refused with 403: ")
+    mail = AWSRequest("GET", f"{server.url}/", params={"Action": "ListTopics"})
+    SigV4QueryAuth(Credentials("AK+1@shop", "hush-one"), "sns", "us-east-1").add_auth(mail)
+    ask_refused(str(mail.url))
+    server.wait_for("sqs: GET / ListTopics signed for sns from 127.0.0.1 by AK+1@shop: refused with 403: ")
     assert server.stop() == 0
     assert "hush" not in server.told()
 

@@ -194,6 +194,8 @@ _CLAIMED: Final = re.compile(rb"(?:Credential=|MNS |SharedKey(?:Lite)? )([^/:,\s
 """The id of a key in the Authorization header of each protocol."""
 _CLAIMED_IN_QUERY: Final = re.compile(rb"[?&]X-Amz-Credential=([^/&]{1,384}?)(?:/|%2[Ff]|&|$)")
 """The same for SQS with the signature in the query string, still encoded."""
+_SERVICE: Final = re.compile(rb"(?:/|%2[Ff])([a-z0-9-]{1,64})(?:/|%2[Ff])aws4_request")
+"""The AWS service that a request was signed for."""
 _CODE: Final = re.compile(rb'<Code>([\w.]{1,64})<|"__type":"(?:[\w.]{1,64}#)?(\w{1,64})"')
 """The code in a refusal, in XML and in JSON."""
 _MESSAGE: Final = re.compile(rb"<Message>([^<\n]+)")
@@ -391,7 +393,7 @@ def _gist(response: Response) -> str:
     code, message = _CODE.search(text), _MESSAGE.search(text)
     if code and code[1] and message:
         text = code[1] + b": " + message[1]
-    return text.decode("utf-8", "replace")
+    return text.decode("utf-8", "replace").rstrip()
 
 
 def _of(command: AnyCommand) -> str:
@@ -413,6 +415,9 @@ def _asked(request: Request, keyring: Keyring) -> str:
         claimed = _CLAIMED.search(authorization)
     key = keyring.find(unquote_to_bytes(claimed[1]).decode("latin-1")) if claimed and keyring.checks else None
     parts = [part[:_SHOWN_BYTES].decode("latin-1") for part in (request.path, action) if part]
+    service = _SERVICE.search(request.target if authorization is None else authorization)
+    if service and service[1] != b"sqs":
+        parts.append(f"signed for {service[1].decode()}")
     return f"{request.method} {' '.join(parts)} from {request.peer}" + (f" by {key.id}" if key else "")
 
 
