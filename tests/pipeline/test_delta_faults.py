@@ -25,11 +25,11 @@ from tests.pipeline.drain_stage import Stage, left, send
 from tests.pipeline.stores import SCHEMA, Store
 from tests.support.postgres import until
 
-from veilmq.pipeline.errors import SourceUnreachable
+from veilmq.pipeline.errors import DeltaRefused, SourceUnreachable
 from veilmq.pipeline.options import read_delta_options
 from veilmq.pipeline.sinks import delta
 from veilmq.pipeline.sinks.checking import check
-from veilmq.pipeline.sinks.delta import DeltaRefused, DeltaSink, DeltaWriter, Written, add_files
+from veilmq.pipeline.sinks.delta import DeltaSink, DeltaWriter, Written, add_files
 
 NOW = 2e9
 ROOT = Path(__file__).parents[2]
@@ -128,7 +128,7 @@ def test_who_asked_the_table_too_early_asks_again(tmp_path: Path, monkeypatch: p
     write_deltalake(tmp_path, SCHEMA.empty_table())
     pq.write_table(pa.table({"n": [1, 2]}, SCHEMA), tmp_path / "0.parquet")
     written = Written("0.parquet", (tmp_path / "0.parquet").stat().st_size, 2, delta_side.QUERY)
-    monkeypatch.setattr(delta, "_is_done", lambda *asked: False)
+    monkeypatch.setattr(delta, "_table", lambda *asked: None)
     assert add_files(str(tmp_path), SCHEMA, [written], "app", 6)
     assert not add_files(str(tmp_path), SCHEMA, [written], "app", 6)
     assert not add_files(str(tmp_path), SCHEMA, [written], "app", 9, after=5)

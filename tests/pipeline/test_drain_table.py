@@ -7,9 +7,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from pyspark.errors import StreamingQueryException
 from tests.pipeline.drain_stage import Stage, left, send
 
-from veilmq.pipeline.drain import DirectoryTaken, TableForeign, clear_checkpoint, drain
+from veilmq.pipeline.drain import DirectoryTaken, DrainUnfinished, TableForeign, clear_checkpoint, drain
 from veilmq.pipeline.errors import PipelineError
 from veilmq.pipeline.sinks.ownership import check_table
 from veilmq.store.files import locked
@@ -64,6 +65,41 @@ def test_a_drain_whose_directory_went_back_loses_nothing(spark: Any, stage: Stag
         assert (left(queue), queue.stats().in_flight) == (1, 0)
         drain(spark, stage.url(), f"delta:{table}", home)
     assert sorted(DeltaTable(table).to_pyarrow_table()["body"].to_pylist()) == ["1", "2", "3"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_two_copies_of_a_drain_lose_no_message(spark: Any, stage: Stage) -> None:
+    """Both give their next batch the same number: the second one is not the first one, repeated."""
+    table, home, copy = stage.directory / "table", stage.directory / "d", stage.directory / "copy"
+
+    def fail(batches: Any) -> Any:
+        raise OSError("killed amid the batch")
+
+    with stage.make() as queue:
+        send(queue, ["1"])
+        drain(spark, stage.url(), f"delta:{table}", home)
+        shutil.copytree(home, copy)
+        send(queue, ["2"])
+        with pytest.raises(StreamingQueryException, match="killed amid the batch"):
+            drain(
+                spark, stage.url(), f"delta:{table}", copy,
+                transform=lambda rows: rows.mapInArrow(fail, rows.schema),
+            )  # fmt: skip
+        send(queue, ["3"])
+        with pytest.raises(DrainUnfinished, match="1 in flight"):
+            drain(spark, stage.url(), f"delta:{table}", home, until=0)
+        source = {"url": stage.url(), "directory": str(copy / "manifests")}
+        sink = {"path": str(table), "checkpointLocation": str(copy / "checkpoint")}
+        writer = spark.readStream.format("veilmq").options(**source).load().writeStream.format("veilmq-delta")
+        with pytest.raises(
+            StreamingQueryException, match="has another batch 1 of this query: its checkpoint was copied"
+        ):
+            writer.options(**sink).trigger(availableNow=True).start().awaitTermination()
+        with pytest.raises(TableForeign, match=r"has another batch 1 of this query.*Go on with the copy that wrote"):
+            drain(spark, stage.url(), f"delta:{table}", copy)
+        assert left(queue) == 1  # message 2
+    assert sorted(DeltaTable(table).to_pyarrow_table()["body"].to_pylist()) == ["1", "3"]
 
 
 @pytest.mark.slow

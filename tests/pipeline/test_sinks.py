@@ -28,11 +28,13 @@ from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import VeilError
 from veilmq.pipeline.drain import drain
 from veilmq.pipeline.drain.source import QueueSource
-from veilmq.pipeline.errors import OptionInvalid, PipelineError
+from veilmq.pipeline.errors import DeltaRefused, OptionInvalid, PipelineError
 from veilmq.pipeline.options import read_delta_options, read_send_options
 from veilmq.pipeline.places.delta import load, write_parted
 from veilmq.pipeline.sinks.checking import check
-from veilmq.pipeline.sinks.delta import DeltaRefused, Written, add_files, check_place, nulls_of
+from veilmq.pipeline.sinks.claims import mark_of
+from veilmq.pipeline.sinks.columns import nulls_of
+from veilmq.pipeline.sinks.delta import Written, add_files, check_place
 from veilmq.pipeline.sinks.queue import _send, check_columns, group_of, send_rows
 from veilmq.testing.for_each import for_each
 
@@ -96,6 +98,28 @@ class TestDeltaTransactions:
         assert add_files(str(tmp_path), SCHEMA, [written(tmp_path, "b.parquet", [2])], "app", 4)
         assert not add_files(str(tmp_path), SCHEMA, [written(tmp_path, "c.parquet", [2])], "app", 4)
         assert sorted(DeltaTable(tmp_path).to_pyarrow_table()["n"].to_pylist()) == [1, 2]
+
+    def test_another_batch_of_the_same_number_is_refused(self, tmp_path: Path) -> None:
+        """Spark's log says which one it is, and says so again when the batch is repeated."""
+        table, one, copy = tmp_path / "t", tmp_path / "one", tmp_path / "copy"
+        for each in (one, copy):
+            (each / "offsets").mkdir(parents=True)
+            (each / "offsets" / "0").write_text(f"v1\n{each}")
+        mark = mark_of(one.as_uri(), 0)
+        assert add_files(table, SCHEMA, [written(table, "a.parquet", [1])], "q", 0, mark=mark)
+        assert not add_files(table, SCHEMA, [written(table, "b.parquet", [1])], "q", 0, mark=mark)
+        with pytest.raises(
+            DeltaRefused, match=r"another batch 0 of this query: its checkpoint was copied.*remove this"
+        ):
+            add_files(table, SCHEMA, [written(table, "c.parquet", [2])], "q", 0, mark=mark_of(copy, 0))
+        # Nobody can read the checkpoint: the number decides.
+        assert mark_of("s3://bucket/one", 0) is mark_of(one, 1) is mark_of("", 0) is None
+        assert not add_files(table, SCHEMA, [written(table, "d.parquet", [1])], "q", 0)
+        # An earlier release commits batch 1, and this one repeats it.
+        assert add_files(table, SCHEMA, [written(table, "e.parquet", [3])], "q", 1)
+        (one / "offsets" / "1").touch()
+        assert not add_files(table, SCHEMA, [written(table, "f.parquet", [3])], "q", 1, mark=mark_of(one, 1))
+        assert sorted(DeltaTable(table).to_pyarrow_table()["n"].to_pylist()) == [1, 3]
 
     @pytest.mark.parametrize(
         ("options", "said"),

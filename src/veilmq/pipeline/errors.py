@@ -75,5 +75,9 @@ class TableForeign(PipelineError):
     """The table belongs to another query or has another format."""
 
 
+class DeltaRefused(PipelineError):
+    """A Delta table does not accept these rows."""
+
+
 class DrainUnfinished(PipelineError):
     """The queue did not become empty in the given time."""

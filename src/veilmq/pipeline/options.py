@@ -227,6 +227,8 @@ class DeltaOptions(msgspec.Struct, frozen=True, kw_only=True):
     """JSON, deltalake's storage options."""
     partition_by: str = ""
     """Columns by which the table's files are divided, comma-separated. (Spark passes on no `.partitionBy(...)`.)"""
+    checkpoint_location: str = ""
+    """Spark's own option: the query's checkpoint."""
 
     @property
     def partitions(self) -> list[str]:

@@ -81,12 +81,6 @@ def table_at(path: Path | str, storage: dict[str, str] | None = None) -> Any:
     return DeltaTable(path, storage_options=storage) if DeltaTable.is_deltatable(path, storage) else None
 
 
-def went_back(table: str, has: int, reached: int) -> str:
-    """What is wrong with a Delta table of which a query's checkpoint knows the batches up to `reached` (-1: none)."""
-    known = f"ends with batch {reached}" if reached >= 0 else "has none"
-    return f"{table} has batch {has} of this query, and the checkpoint {known}: it is of an earlier time."
-
-
 def reason_of(error: BaseException) -> str:
     """deltalake's error in one line, without a full stop. It draws causes below each other, in colour, and may append a
     trace of Rust; an object store's answer has lines, too."""

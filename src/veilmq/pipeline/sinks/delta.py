@@ -3,21 +3,12 @@
     frame.writeStream.format("veilmq-delta").option("path", "/tables/orders").option("checkpointLocation", ...).start()
 
 Strategy: a task writes its rows as one Parquet file with a unique name and reports its size. The driver adds the files
-of a micro-batch in one transaction that carries (application, batch number), and does nothing for a batch that the
-table already has. The application is the query's id, which its checkpoint keeps. If the user chose a name, it is that
-name, and a second entry of name and id distinguishes one query's batch 0 from the next query's.
-
-A transaction accepts any files, so the sink checks that they fit the table (`check_fits`, `check_nulls`): columns and
-types before anything is written, and nulls in each file. It refuses all files if the table has requirements that this
-writer does not meet, for rows (constraints, invariants, values that the writer must generate) or for files (column
-mapping, partitions), and every unknown feature of the protocol.
+of a micro-batch in one transaction that says which batch of which query it is (`claims`), and does nothing for a batch
+that the table already has. A transaction accepts any files, so the sink checks that they fit the table (`columns`).
 
 Before changing it: nothing here removes a file. A commit that raised may have landed (its answer was lost, or the
 checkpoint after it failed), and so may the commit of a process that died, so a version may name any file that was
 written. After an error the code asks the table what landed. A vacuum removes files that no version names.
-
-Source: the Delta protocol, "Transaction Identifiers", "Column Mapping", "CHECK Constraints", "Column Invariants",
-"Generated Columns", "Identity Columns", "Table Features".
 """
 
 import json
@@ -33,7 +24,7 @@ from pyspark.sql import types
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from veilmq.client.clock import SYSTEM
-from veilmq.pipeline.errors import OptionInvalid, PipelineError, SourceUnreachable
+from veilmq.pipeline.errors import DeltaRefused, OptionInvalid, SourceUnreachable
 from veilmq.pipeline.options import DeltaOptions, read_delta_options
 from veilmq.pipeline.places import is_url
 from veilmq.pipeline.places.delta import (
@@ -43,10 +34,11 @@ from veilmq.pipeline.places.delta import (
     reason_of,
     storage_of,
     table_at,
-    went_back,
     write_part,
     write_parted,
 )
+from veilmq.pipeline.sinks.claims import Claim, mark_of
+from veilmq.pipeline.sinks.columns import check_columns, check_fits, check_nulls, nulls_of
 from veilmq.store.files import sync_directory, sync_file
 
 _ELSEWHERE: Final = (*ARROWS_OWN[:-1], "abfs://", "abfss://", "az://", "oss://")
@@ -58,26 +50,8 @@ log = logging.getLogger("veilmq.pipeline")
 _synced: dict[Path, set[tuple[int, int, int, int]]] = {}
 """Log files of local tables that this process has synced: inode, size and last change. Kept by table and not by name
 only: a table that is removed and recreated begins with the same names, often on the same inodes."""
-_OF_NULLS: Final = frozenset({"nullable", "containsNull", "valueContainsNull", "metadata"})
-_FEATURES: Final = frozenset(
-    {
-        "appendOnly", "changeDataFeed", "checkConstraints", "columnMapping", "deletionVectors", "generatedColumns",
-        "invariants", "timestampNtz", "v2Checkpoint", "variantType", "variantType-preview",
-    }
-)  # fmt: skip
-"""Features that allow appends, or that a table only may use: its properties say whether it does."""
-_OF_COLUMNS: Final = {
-    "delta.invariants": "an invariant",
-    "delta.generationExpression": "an expression that makes its values",
-    "delta.identity.": "values that count up",
-}
-_CONSTRAINTS: Final = "delta.constraints."
 _TRIES: Final = 4
 """Of a commit that conflicts with another query's: two that make a table at the same moment both write its columns."""
-_ELEMENT: Final = "element"
-_VALUE: Final = "value"
-_MEND_COLUMNS: Final = "Change the rows' columns, or write another table."
-_MEND: Final = "Write another table, or with foreachBatch and what sees to that."
 
 
 class Written(WriterCommitMessage):
@@ -104,35 +78,34 @@ class Several(WriterCommitMessage):
 
 def add_files(
     path: Path | str, schema: Any, files: list[Written], app: str, batch: int, storage: dict[str, str] | None = None,
-    *, after: int | None = None,
+    *, after: int | None = None, mark: int | None = None,
 ) -> bool:  # fmt: skip
     """Commit in one transaction; False if the table already had the batch of the files' query.
 
     app: the query's id, or a name for it, which is refused if another query uses it. after: the batch that must be the
-    table's last one of `app`, -1 for none; if it is another, nothing is added, which also returns False. Raises
-    DeltaRefused, and SourceUnreachable if the table cannot be reached; the next call then finds out whether the batch
-    landed.
+    table's last one of `app`, -1 for none; if it is another, nothing is added, which also returns False. mark:
+    tells the batch from another one of its number (`mark_of`). Raises DeltaRefused, and SourceUnreachable if the table
+    cannot be reached; the next call then finds out whether the batch landed.
     """
     from deltalake.exceptions import CommitFailedError, DeltaError
 
-    path, query = str(path), files[0].query
+    path, claim = str(path), Claim(app, files[0].query, batch, mark, after)
     storage = storage_of(path, storage)
-    own = app if app == query else f"{app}/{query}"
-    if _is_done(path, app, own, batch, storage, after):
+    if claim.is_held(_table(path, batch, storage), path):
         _sync_log(path)  # the process that committed it may have died before it synced
         return False
     for left in reversed(range(_TRIES)):
         try:
-            is_new = _commit(path, schema, files, app, own, batch, storage, after)
+            is_new = _commit(path, schema, files, claim, storage)
             break
         except DeltaRefused:
             raise
         except Exception as error:
-            if _is_done(path, app, own, batch, storage, after):
+            if claim.is_held(found := _table(path, batch, storage), path):
                 log.warning("table %s has batch %d, though its commit raised: %s", path, batch, error)
                 _sync_log(path)
                 return True
-            if after is not None and _last(_table(path, batch, storage), app) != after:
+            if claim.is_late(found):
                 return False
             if isinstance(error, CommitFailedError) and left:
                 continue
@@ -147,10 +120,7 @@ def add_files(
     return is_new
 
 
-def _commit(
-    path: str, schema: Any, files: list[Written], app: str, own: str, batch: int, storage: dict[str, str] | None,
-    after: int | None,
-) -> bool:  # fmt: skip
+def _commit(path: str, schema: Any, files: list[Written], claim: Claim, storage: dict[str, str] | None) -> bool:
     """False if the version of the table that it would follow has the batch, or another last one than `after`: delta-rs
     sees conflicts with later ones alone."""
     from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
@@ -172,12 +142,11 @@ def _commit(
             if not DeltaTable.is_deltatable(path, storage):
                 raise
     table = DeltaTable(path, storage_options=storage)
-    if _holds(table, path, app, own, batch, after) or (after is not None and _last(table, app) != after):
+    if claim.is_held(table, path) or claim.is_late(table):
         return False
     check_fits(table, schema, partitions)
     check_nulls(table, frozenset().union(*map(_nulls_in, files)))
-    versions = {app: max(batch, table.transaction_version(app) or 0), own: batch}
-    properties = CommitProperties(app_transactions=[Transaction(*each) for each in versions.items()])
+    properties = CommitProperties(app_transactions=[Transaction(*each) for each in claim.versions(table).items()])
     table.create_write_transaction(actions, "append", schema, partitions, commit_properties=properties)
     return True
 
@@ -229,7 +198,7 @@ def _unreachable(path: str, batch: int, error: Exception) -> SourceUnreachable:
     return SourceUnreachable(wrong, "Run the query again: it asks the table, and goes on.")
 
 
-def _unreadable(path: str, error: ValueError) -> "DeltaRefused":
+def _unreadable(path: str, error: ValueError) -> DeltaRefused:
     """As of a null in the log for a column that allows none."""
     wrong = f"The log of the table {path} cannot be read: {reason_of(error)}."
     return DeltaRefused(wrong, "An earlier version may be sound.")
@@ -255,22 +224,6 @@ def check_place(path: Path | str, schema: Any, partitions: Sequence[str] = ()) -
         check_fits(table, schema, partitions)
 
 
-def _last(table: Any, app: str) -> int:
-    """The application's last batch; -1: there is none, or no table."""
-    version = None if table is None else table.transaction_version(app)
-    return -1 if version is None else int(version)
-
-
-def _is_done(
-    path: str, app: str, own: str, batch: int, storage: dict[str, str] | None, after: int | None
-) -> bool:  # fmt: skip
-    """Whether the table has the batch of the query `own`.
-
-    Raises DeltaRefused if the batch may be another one of that number, SourceUnreachable.
-    """
-    return _holds(_table(path, batch, storage), path, app, own, batch, after)
-
-
 def _table(path: str, batch: int, storage: dict[str, str] | None) -> Any:
     """The table; None: there is none. Raises SourceUnreachable, DeltaRefused."""
     from deltalake.exceptions import DeltaError
@@ -281,20 +234,6 @@ def _table(path: str, batch: int, storage: dict[str, str] | None) -> Any:
         raise _unreachable(path, batch, error) from error
     except ValueError as error:
         raise _unreadable(path, error) from error
-
-
-def _holds(table: Any, path: str, app: str, own: str, batch: int, after: int | None) -> bool:
-    """The same of one version of the table, or of none. Raises DeltaRefused, and as deltalake does."""
-    last = _last(table, own)
-    if last > batch and after is None:  # Spark repeats only the last one
-        mend = "Bring the newest checkpoint and a drain's directory back. Or start again with new ones and a new table."
-        raise DeltaRefused(went_back(path, last, batch), mend)
-    if last >= batch:
-        return True
-    if last < 0 and _last(table, app) >= batch:
-        mend = "Bring that query's checkpoint back, or give this one another name."
-        raise DeltaRefused(f"The table {path} has batch {batch} of another query under the name app={app}.", mend)
-    return False
 
 
 class DeltaWriter(DataSourceStreamArrowWriter):
@@ -338,7 +277,9 @@ class DeltaWriter(DataSourceStreamArrowWriter):
             return
         app = self._options.app or files[0].query
         assert files[0].query, "Spark tells a streaming task its query"
-        add_files(self._options.path, self._schema, files, app, batchId, json.loads(self._options.storage) or None)
+        mark = mark_of(self._options.checkpoint_location, batchId)
+        storage = json.loads(self._options.storage) or None
+        add_files(self._options.path, self._schema, files, app, batchId, storage, mark=mark)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Keep all files: Spark also calls this if the committing process died, and that commit may have landed."""
@@ -357,137 +298,3 @@ class DeltaSink(DataSource):
         if overwrite:
             raise OptionInvalid("veilmq-delta appends.", "Use outputMode('append').")
         return DeltaWriter(schema, read_delta_options(self.options))
-
-
-class DeltaRefused(PipelineError):
-    """The table does not accept these rows."""
-
-
-def check_columns(schema: Any) -> None:
-    """Raises DeltaRefused for Arrow columns that no Delta table has: intervals, names that differ only in case."""
-    from deltalake import Schema
-
-    try:
-        Schema.from_arrow(schema)
-    except Exception as error:  # deltalake raises no narrower one
-        reason = str(error).partition("\n")[0].rpartition("Schema error: ")[2]
-        mend = "Cast, rename or drop the column."
-        raise DeltaRefused(f"A Delta table cannot have these columns: {reason}.", mend) from error
-
-
-def check_fits(table: Any, schema: Any, partitions: Sequence[str] = ()) -> None:
-    """Raise DeltaRefused unless files of that Arrow schema may be added to a deltalake table.
-
-    partitions: columns of the schema by which the files are divided.
-    """
-    from deltalake import Schema
-
-    path = table.table_uri
-    _check_wants(table, partitions)
-    there = {field.name: field for field in table.schema().fields}
-    ours = {field.name: field for field in Schema.from_arrow(schema).fields}
-    for name, field in ours.items():
-        if name not in there:
-            raise DeltaRefused(f"The table {path} has no column {name}: it has {', '.join(there)}.", _MEND_COLUMNS)
-        if _kind(field) != _kind(there[name]):
-            kinds = f"{_type_text(there[name])}, and that of these rows {_type_text(field)}"
-            raise DeltaRefused(f"The column {name} of the table {path} is {kinds}.", _MEND_COLUMNS)
-    needed = [name for name, field in there.items() if name not in ours and not field.nullable]
-    if needed:
-        raise DeltaRefused(f"The table {path} needs a column {needed[0]}.", "")
-
-
-def check_nulls(table: Any, nulls: frozenset[str]) -> None:
-    """`nulls`: see `nulls_of`. Raises DeltaRefused if one of these columns of the table allows no null."""
-    for name in sorted(nulls.intersection(_filled(table))):
-        mend = "Filter such rows, or give them a value."
-        raise DeltaRefused(f"The column {name} of the table {table.table_uri} takes no null, and a row has one.", mend)
-
-
-def nulls_of(rows: Any) -> Iterator[str]:
-    """Columns of an Arrow record batch that contain nulls; nested ones as `a.b`, `a.element`, `a.value`.
-
-    A null whose parent is null does not count.
-    """
-    for name, column in zip(rows.schema.names, rows.columns, strict=True):
-        yield from _nulls(name, column, 0)
-
-
-def _nulls(name: str, column: Any, above: int) -> Iterator[str]:
-    """above: how many of the values are null because their parent is."""
-    if column.null_count > above:
-        yield name
-    if pa.types.is_map(column.type):
-        column = column.cast(pa.list_(pa.struct([("key", column.type.key_type), (_VALUE, column.type.item_type)])))
-        values = column.flatten()
-        yield from _nulls(f"{name}.{_VALUE}", values.field(1), 0)
-    elif pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
-        yield from _nulls(f"{name}.{_ELEMENT}", column.flatten(), 0)
-    elif pa.types.is_struct(column.type):
-        for number, part in enumerate(column.flatten()):
-            yield from _nulls(f"{name}.{column.type.field(number).name}", part, column.null_count)
-
-
-def _check_wants(table: Any, partitions: Sequence[str]) -> None:
-    """Check what the table requires of files and rows beyond their columns. Raises DeltaRefused."""
-    path, metadata = table.table_uri, table.metadata()
-    if list(metadata.partition_columns) != list(partitions):
-        names, ours = (",".join(each) or "nothing" for each in (metadata.partition_columns, partitions))
-        mend = f"Give the option partitionBy={names}." if metadata.partition_columns else "Leave partitionBy out."
-        raise DeltaRefused(f"The table {path} is partitioned by {names}, and these rows by {ours}.", mend)
-    strange = sorted(set(table.protocol().writer_features or ()) - _FEATURES)
-    if strange:
-        raise DeltaRefused(f"The table {path} has {', '.join(strange)}, which veilmq-delta does not know.", _MEND)
-    mapping = metadata.configuration.get("delta.columnMapping.mode", "none")
-    if mapping != "none":
-        raise DeltaRefused(f"The table {path} maps its columns by {mapping}, and veilmq-delta writes names.", _MEND)
-    constraints = [name for name in metadata.configuration if name.startswith(_CONSTRAINTS)]
-    if constraints:
-        name = constraints[0].removeprefix(_CONSTRAINTS)
-        raise DeltaRefused(f"The table {path} has a constraint {name}, and veilmq-delta checks none.", _MEND)
-    for name, field in _fields(json.loads(table.schema().to_json())):
-        for key, property_ in _OF_COLUMNS.items():
-            if any(each.startswith(key) for each in field["metadata"]):
-                raise DeltaRefused(f"The column {name} of the table {path} has {property_}.", _MEND)
-
-
-def _filled(table: Any) -> Iterator[str]:
-    """The names, as in `nulls_of`, of the columns and fields that allow no null."""
-    for name, field in _fields(json.loads(table.schema().to_json())):
-        if not field["nullable"]:
-            yield name
-
-
-def _fields(kind: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """All fields below a type of Delta's JSON, including elements of lists and values of maps."""
-    if not isinstance(kind, dict):
-        return
-    below = f"{name}." if name else ""
-    match kind["type"]:
-        case "struct":
-            found = kind["fields"]
-        case "array":
-            found = [{"name": _ELEMENT, "type": kind["elementType"], "nullable": kind["containsNull"], "metadata": {}}]
-        case "map":
-            nullable = kind["valueContainsNull"]
-            found = [{"name": _VALUE, "type": kind["valueType"], "nullable": nullable, "metadata": {}}]
-        case _:
-            return
-    for each in found:
-        yield f"{below}{each['name']}", each
-        yield from _fields(each["type"], f"{below}{each['name']}")
-
-
-def _type_text(field: Any) -> str:
-    return str(field.type.to_json().strip('"'))
-
-
-def _kind(field: Any) -> Any:
-    """The field's type without nullability."""
-
-    def bare(value: Any) -> Any:
-        if not isinstance(value, dict):
-            return [bare(each) for each in value] if isinstance(value, list) else value
-        return {name: bare(each) for name, each in value.items() if name not in _OF_NULLS}
-
-    return bare(json.loads(field.type.to_json()))

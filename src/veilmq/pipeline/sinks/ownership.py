@@ -6,7 +6,7 @@ table was removed, Spark writes files that it cannot read, for the log of the fi
 directory be two tables: a Delta reader ignores what the Parquet sink wrote, and the other way round.
 
 The Delta sink identifies batches by the query's id, too. But a checkpoint that was restored from a backup has the same
-id, and gives new batches numbers that the table has.
+id, and gives new batches numbers that the table has; so has a copy, which the table's marks tell (`claims`).
 
 Strategy: compare the last batch in the sink's log with the last in the checkpoint's. Python reads the logs that it
 finds. Spark looks for the others, with its own connector: those at a URL, and those at a path without a scheme if its
@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Final
 
 from veilmq.pipeline.errors import OptionInvalid, TableForeign
 from veilmq.pipeline.places import here
-from veilmq.pipeline.places.delta import table_at, went_back
+from veilmq.pipeline.places.delta import table_at
+from veilmq.pipeline.sinks.claims import MEND_COPY, OFFSETS, Claim, copied, last, mark_of, went_back
 from veilmq.pipeline.tables import literal
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def check_table(
         _check_newest(table, here(checkpoint), mend_newer)
     if not files and (kind == "delta" or (table is None and spark is None)):
         return
-    reached = _reached(checkpoint, spark, "offsets")
+    reached = _reached(checkpoint, spark, OFFSETS)
     if reached is None:
         return
     if has > reached or (reached == _NONE and files):
@@ -69,8 +70,8 @@ def check_table(
 
 
 def _check_newest(table: Path, checkpoint: Path | None, mend: str) -> None:
-    """Raises TableForeign if a Delta table has a batch that its query's checkpoint does not know. One that only Spark
-    reads is not checked."""
+    """Raises TableForeign if a Delta table has a batch that its query's checkpoint does not know, or another one of
+    that number. A checkpoint that only Spark reads is not checked."""
     if checkpoint is None or not (checkpoint / _QUERY).is_file():
         return
     try:
@@ -78,10 +79,11 @@ def _check_newest(table: Path, checkpoint: Path | None, mend: str) -> None:
         found = table_at(table)
     except (ValueError, LookupError, TypeError):
         return  # Spark says what is wrong with its file, and the sink what is wrong with the table
-    has = None if found is None else found.transaction_version(query)
-    reached = _last(checkpoint / "offsets")
-    if has is not None and has > reached:
+    has, reached = last(found, query), _last(checkpoint / OFFSETS)
+    if has > reached:
         raise TableForeign(went_back(str(table), has, reached), mend)
+    if has >= 0 and Claim(query, query, has, mark_of(checkpoint, has)).is_of_a_copy(found):
+        raise TableForeign(copied(str(table), has), MEND_COPY)
 
 
 def _check_complete(path: str, has: int, checkpoint: Path | str, spark: "SparkSession | None") -> None:
