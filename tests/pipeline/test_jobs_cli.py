@@ -321,6 +321,18 @@ def one_after_another(
     return {name: Ran(*each) for name, each in said.items()}
 
 
+@pytest.mark.parametrize("command", [["timeouts", "--publish"], ["loop", "--out", "kept", "--publish"]])
+def test_a_server_that_takes_no_plans_is_said_before_spark_starts(
+    server: ServerProcess, exported: Path, run: Run, command: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job on a large history takes minutes, and its plans came to nothing then."""
+    monkeypatch.setenv("VEILMQ_ADMIN", server.admin)
+    done, out, err = run("pipeline", *command, "--path", str(exported))
+    assert (done, out) == (1, "")
+    assert "refuses: " in err
+    assert "Give its token" in err
+
+
 def test_a_java_that_does_not_fit_is_said_with_its_mend(exported: Path, tmp_path: Path) -> None:
     done, out, err = veilmq("pipeline", "timeouts", "--path", exported, cwd=tmp_path, JAVA_HOME="/nowhere")
     assert (done, out) == (1, "")

@@ -3,14 +3,15 @@
 import http.client
 import http.server
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable, TokenRefused
-from veilmq.pipeline.publish import OFF, _verdict, plans_of, publish
+from veilmq.pipeline.errors import OptionInvalid, SourceRefused, SourceUnreachable, TokenRefused
+from veilmq.pipeline.publish import OFF, _verdict, check_rights, plans_of, publish
 from veilmq.testing.for_each import for_each
-from veilmq.testing.local import LocalServer
+from veilmq.testing.local import LocalServer, ServerProcess
 
 QUEUE = ("000000000000", "us-east-1", "jobs")
 
@@ -91,6 +92,47 @@ def test_wrong_servers_and_tokens_name_the_mend(veilmq_server: LocalServer) -> N
     with pytest.raises(OptionInvalid) as refused:
         publish(plans, veilmq_server.admin_url, "-----BEGIN\nhidden")
     assert "hidden" not in str(refused.value)
+
+
+CREDENTIALS = """
+[[account]]
+id = "111111111111"
+
+[[account.key]]
+id = "all"
+secret = "s"
+
+[[account.key]]
+id = "reader"
+secret = "s"
+grants = [{ actions = ["events"] }]
+
+[[account.key]]
+id = "planner"
+secret = "s"
+grants = [{ actions = ["events"] }, { actions = ["change-queue"], queues = ["orders-*"] }]
+"""
+
+
+def test_a_server_that_takes_no_plans_is_known_before_there_are_any(tmp_path: Path) -> None:
+    file = tmp_path / "credentials.toml"
+    file.write_text(CREDENTIALS)
+    file.chmod(0o600)
+    server = ServerProcess(tmp_path, "--credentials", str(file)).start()
+    try:
+        for taken in ((server.data / "admin-token").read_text().strip(), "all:s", "planner:s"):
+            check_rights(server.admin, taken)
+        with pytest.raises(SourceRefused, match=r"was not granted change-queue on any queue\. Grant it to the key, or"):
+            check_rights(server.admin, "reader:s")
+        for wrong in ("reader:wrong", "wrong", None):
+            with pytest.raises(TokenRefused, match="refuses: "):
+                check_rights(server.admin, wrong)
+        with pytest.raises(SourceUnreachable, match="is no VeilMQ admin port"):
+            check_rights(server.sqs, None)
+    finally:
+        server.stop()
+    with pytest.raises(SourceUnreachable, match="Is its admin port there"):
+        check_rights("http://127.0.0.1:1", None)
 
 
 @for_each(("status", "body"), [(200, b"[]"), (200, b"<html>"), (200, b'{"plan": 1}'), (404, b"<html>"), (404, b"{}")])

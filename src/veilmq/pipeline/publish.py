@@ -8,12 +8,21 @@ client of the queue was seen to make. The queue's owner decides what the server 
 
 import http.client
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
-from veilmq.pipeline.errors import SourceUnreachable, TokenRefused
-from veilmq.pipeline.events.reading import TOKEN_MEND, authorization, connection_to, message_of, no_url, path_below
+from veilmq.pipeline.errors import SourceRefused, SourceUnreachable, TokenRefused
+from veilmq.pipeline.events.reading import (
+    GRANT_MEND,
+    TOKEN_MEND,
+    authorization,
+    connection_to,
+    message_of,
+    no_url,
+    path_below,
+)
 from veilmq.pipeline.jobs.attempts import KEYS
 
 if TYPE_CHECKING:
@@ -29,6 +38,8 @@ OFF: Final = "adaptive = off: its owner wants no plans"
 _SECOND_US: Final = 1_000_000
 _TIMEOUT_S: Final = 30.0
 _TYPES_MAX: Final = 1_000
+_ACTION: Final = "change-queue"
+"""What a key must be granted on a queue to send it a plan, or to take one back."""
 
 Queue = tuple[str, str, str]
 """Account, region, name."""
@@ -91,6 +102,27 @@ def _known(value: Any) -> Any:
     return None if value is None or value != value else value
 
 
+def check_rights(server: str, token: str | None, certificate: str | None = None) -> None:
+    """Ask the server, before a job runs, whether it would take plans at all; of which queues is not known yet.
+
+    Raises as `publish`, and SourceRefused if the key may change no queue.
+    """
+    with _asking(server, token, certificate) as ask:
+        status, body = ask("GET", "/accounts", None)
+    if status != 200:
+        if message_of(body) is None:
+            raise _no_port(server, status)
+        return  # a key that may not ask, or a server that knows no such question, is answered with each plan
+    try:
+        keys = [key for account in json.loads(body)["accounts"] for key in account["keys"]]
+        granted = {key["id"]: any(_ACTION in each["actions"] for each in key["grants"]) for key in keys}
+    except (ValueError, LookupError, TypeError, RecursionError):
+        raise _no_port(server, status) from None
+    # The bearer token has no colon, and may do everything.
+    if token is not None and ":" in token and not granted.get(token.partition(":")[0], True):
+        raise SourceRefused(f"{server} takes no plan: the key was not granted {_ACTION} on any queue.", GRANT_MEND)
+
+
 def publish(
     plans: Mapping[Queue, Mapping[str, Any]], server: str, token: str | None, certificate: str | None = None
 ) -> dict[Queue, str]:
@@ -114,29 +146,43 @@ def take_back(
 def _ask(
     calls: Mapping[Queue, tuple[str, str, Mapping[str, Any]]], server: str, token: str | None, certificate: str | None
 ) -> dict[Queue, str]:
+    verdicts: dict[Queue, str] = {}
+    with _asking(server, token, certificate) as ask:
+        for queue, (method, suffix, members) in calls.items():
+            path = "/queues/" + "/".join(quote(part, safe="") for part in queue) + suffix
+            verdicts[queue] = _verdict(server, *ask(method, path, members))
+    return verdicts
+
+
+@contextmanager
+def _asking(server: str, token: str | None, certificate: str | None) -> Iterator[Callable[..., tuple[int, bytes]]]:
+    """Yields a function of method, path below /api/v1, and members: status and body of the answer. Raises
+    TokenRefused, SourceUnreachable, OptionInvalid."""
     headers = {"Content-Type": "application/json"} | ({"Authorization": authorization(token)} if token else {})
     connection, below = connection_to(server, certificate, _TIMEOUT_S), path_below(server)
-    verdicts: dict[Queue, str] = {}
+
+    def ask(method: str, path: str, members: Mapping[str, Any] | None) -> tuple[int, bytes]:
+        content = None if members is None else json.dumps(members).encode()
+        connection.request(method, f"{below}/api/v1{path}", content, headers)
+        with connection.getresponse() as answer:
+            status, body = answer.status, answer.read()
+        if status == 401:
+            raise TokenRefused(f"{server} refuses: {message_of(body) or status}.", TOKEN_MEND)
+        return status, body
+
     try:
-        for queue, (method, suffix, members) in calls.items():
-            path = f"{below}/api/v1/queues/" + "/".join(quote(part, safe="") for part in queue) + suffix
-            connection.request(method, path, json.dumps(members).encode(), headers)
-            with connection.getresponse() as answer:
-                verdicts[queue] = _verdict(server, answer.status, answer.read())
+        yield ask
     except UnicodeError:
         raise no_url(server) from None
     except (OSError, http.client.HTTPException) as error:
         raise SourceUnreachable(f"{server} cannot be told: {error}.", "Is its admin port there?") from None
     finally:
         connection.close()
-    return verdicts
 
 
 def _verdict(server: str, status: int, body: bytes) -> str:
-    """The verdict in one answer. Raises TokenRefused, and SourceUnreachable if no admin port answered."""
+    """The verdict in one answer. Raises SourceUnreachable if no admin port answered."""
     message = message_of(body)
-    if status == 401:
-        raise TokenRefused(f"{server} refuses: {message or status}.", TOKEN_MEND)
     if status == 501 and message is not None:
         return OFF
     if status != 200 and message is not None:
@@ -146,4 +192,8 @@ def _verdict(server: str, status: int, body: bytes) -> str:
             return "applied" if json.loads(body)["plan"]["applied"] is not None else "suggested"
     except (ValueError, LookupError, TypeError, RecursionError):
         pass
-    raise SourceUnreachable(f"{server} is no VeilMQ admin port: it answers {status}.", "Is the URL right?")
+    raise _no_port(server, status)
+
+
+def _no_port(server: str, status: int) -> SourceUnreachable:
+    return SourceUnreachable(f"{server} is no VeilMQ admin port: it answers {status}.", "Is the URL right?")

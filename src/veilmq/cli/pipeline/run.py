@@ -35,6 +35,7 @@ from veilmq.cli.pipeline.session import (
     print_json,
     records,
     reported,
+    server_and_token,
     server_of,
     session,
     show,
@@ -99,7 +100,7 @@ def analysis(asked: Asked, environment: Mapping[str, str], name: str, *, publish
     from veilmq.pipeline.publish import plans_of
     from veilmq.pipeline.report import Analysis
 
-    with session(asked, environment) as (spark, events, seen):
+    with session(asked, environment, plans=publish) as (spark, events, seen):
         found = Analysis(events(None), of=events, until=seen.last_instant())
         _write_analysis(asked, spark, found, (name,))
         rows = {"survival": "quantiles"}.get(name, name)
@@ -158,7 +159,7 @@ def helped(asked: Asked, environment: Mapping[str, str], *, revert: bool) -> Non
     """See `veilmq.pipeline.jobs.plan_changes`; revert: at the server, what got worse. Raises Failure."""
     if revert and asked.path is not None:
         raise Failure(Exit.USAGE, "--revert is for a server's own history", "Leave --path out.")
-    with session(asked, environment) as (_, events, seen):
+    with session(asked, environment, plans=revert) as (_, events, seen):
         from veilmq.pipeline.jobs import attempts as leases
         from veilmq.pipeline.jobs import plan_changes as job
         from veilmq.pipeline.publish import take_back
@@ -176,7 +177,7 @@ def helped(asked: Asked, environment: Mapping[str, str], *, revert: bool) -> Non
             tuple(row[name] for name in job.QUEUE): (row["made"], job.reason(row)) for row in rows if job.is_worse(row)
         }
         if revert and worse:
-            for (*_, queue), verdict in take_back(worse, *_server_and_token(asked, environment)).items():
+            for (*_, queue), verdict in take_back(worse, *server_and_token(asked, environment)).items():
                 print(f"{queue}: {verdict}", file=sys.stderr)
 
 
@@ -395,7 +396,7 @@ def loop(
         from veilmq.pipeline.loop import Loop
 
         work = Loop(place_of(asked.out), kind=asked.format, retention_days=retention_days)
-    with session(asked, environment, hold=False) as (spark, _, _):
+    with session(asked, environment, hold=False, plans=publish) as (spark, _, _):
         published = False
         try:
             published = _once(asked, environment, spark, work, publish=publish, published=False)
@@ -441,17 +442,12 @@ def _once(
     return published
 
 
-def _server_and_token(asked: Asked, environment: Mapping[str, str]) -> tuple[str, str | None, str | None]:
-    certificate = str(asked.certificate) if asked.certificate else None
-    return server_of(asked, environment), token_of(asked.token_file, environment), certificate
-
-
 def send_plans(asked: Asked, environment: Mapping[str, str], plans: "Mapping[Queue, Any]", how: Any = None) -> None:
     """Publish plans to the server of `asked` (how: or take them back), and print its answer to each. Raises
     PipelineError; PlansRefused."""
     from veilmq.pipeline.publish import OFF, TAKEN, publish
 
-    verdicts = (how or publish)(plans, *_server_and_token(asked, environment))
+    verdicts = (how or publish)(plans, *server_and_token(asked, environment))
     for (account, region, queue), verdict in verdicts.items():
         if asked.as_json:
             print_json({"account": account, "region": region, "queue": queue, "said": verdict})

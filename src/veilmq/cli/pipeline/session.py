@@ -64,17 +64,18 @@ _GATEWAY: Final = ("root", "py4j.clientserver")
 
 @contextmanager
 def session(
-    asked: Asked, environment: Mapping[str, str], *, hold: bool = True
+    asked: Asked, environment: Mapping[str, str], *, hold: bool = True, plans: bool = False
 ) -> Iterator[tuple["SparkSession", "Events", "Seen"]]:
     """A Spark session, a function that loads the events (of some kinds; None: all), and their range of offsets.
 
     The range is fixed at the start, because a server appends events meanwhile. hold: keep the server from trimming it,
-    and `tidy` from changing exported files. Raises Failure.
+    and `tidy` from changing exported files. plans: some will be sent to the server. Raises Failure.
     """
     with reported(), ExitStack() as held:
         from veilmq.pipeline.events.export import unchanged
         from veilmq.pipeline.events.source import load
         from veilmq.pipeline.places import place
+        from veilmq.pipeline.publish import check_rights
         from veilmq.pipeline.session import check_where
         from veilmq.pipeline.tables import check_format, check_replaced
 
@@ -83,6 +84,8 @@ def session(
         check_format(asked.format, out)
         options = options_of(asked, environment)
         held.enter_context(unchanged(options.get("path") if hold else None))
+        if plans:
+            check_rights(*server_and_token(asked, environment))
         seen = _seen(asked, environment, hold=hold)
         options |= {"from": str(seen.start), "until": str(seen.stop)}
         if isinstance(out, Path) and asked.out is not None:
@@ -254,6 +257,11 @@ def _seen(asked: Asked, environment: Mapping[str, str], *, hold: bool) -> Seen:
 
 def server_of(asked: Asked, environment: Mapping[str, str]) -> str:
     return as_url(asked.server or environment.get("VEILMQ_ADMIN") or SERVER_DEFAULT)
+
+
+def server_and_token(asked: Asked, environment: Mapping[str, str]) -> tuple[str, str | None, str | None]:
+    certificate = str(asked.certificate) if asked.certificate else None
+    return server_of(asked, environment), token_of(asked.token_file, environment), certificate
 
 
 def as_url(text: str) -> str:

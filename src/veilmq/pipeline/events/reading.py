@@ -45,6 +45,7 @@ OFFSET: Final = re.compile(r"[0-9]{1,18}\Z")
 TOKEN_MEND: Final = (
     "Give its token (option token, or --token-file): it is in the file admin-token of the server's data directory."
 )
+GRANT_MEND: Final = "Grant it to the key, or give the server's own token (option token, or --token-file)."
 _BEARER: Final = re.compile(r"[!-~]+")
 _KEY: Final = re.compile(r"[^\x00-\x20\x7f:]+:[^\x00-\x1f\x7f]+")
 _BATCH_ROWS: Final = 65_536
@@ -267,8 +268,7 @@ class ServerHistory:
             return TokenRefused(f"{self.url} refuses: {message or status}.", TOKEN_MEND)
         if status == 403:
             is_grant = _text_of(body, "error") == "not_granted"
-            mend = "Grant it to the key, or give the server's own token (option token, or --token-file)."
-            return SourceRefused(f"{self.url} refuses: {message or status}.", mend if is_grant else "")
+            return SourceRefused(f"{self.url} refuses: {message or status}.", GRANT_MEND if is_grant else "")
         if message is None:
             return SourceUnreachable(f"{self.url} is no VeilMQ admin port: it answers {status}.", "Is the URL right?")
         if status == 410:
