@@ -388,6 +388,17 @@ class TestCrashRate:
         assert np.all(np.diff(crash_rate(np.arange(20), 1e4, 1e-3)) > 0)
 
 
+@for_each("seen", [0.0, 1.0, 40.0])
+def test_other_histories_have_other_crashes(seen: float) -> None:
+    """Costs and gains have intervals over them: also where none was seen, for the next one may come at any time."""
+    finished = np.zeros(len(BOUNDS))
+    finished[[200, 210, 220]] = 400
+    _, crashes = Curve(Sample(finished, np.zeros(len(BOUNDS)), seen, 1e4)).resampled_continued
+    assert np.mean(crashes) == pytest.approx(seen + 0.5, rel=0.3)
+    assert np.std(crashes) == pytest.approx((seen + 0.5) ** 0.5, rel=0.3)
+    assert np.min(crashes) > 0, "each of them costs something"
+
+
 def test_work_of_hours_needs_a_timeout_of_hours() -> None:
     """With a crash in 20 hours of work, the cheapest timeout starts each message three times."""
     costs = Costs(crashes_per_second=1 / 72_000)
