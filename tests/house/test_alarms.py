@@ -17,7 +17,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from tests.cli.test_certificate import make_pair
-from tests.house.test_docs import tool
+from tests.house.test_docs import headings, tool
 
 from veilmq.server.logs import Json
 from veilmq.testing.for_each import for_each
@@ -230,7 +230,10 @@ def row(rule: dict[str, Any]) -> str:
     text = (
         rule["annotations"]["summary"].replace("{{ $labels.", "<").replace("{{ $value", "<number").replace(" }}", ">")
     )
-    return f"| `{rule['alert']}` | {rule.get('for', 'at once')} | {text} |".replace("<", "\\<")
+    place, _, anchor = rule["annotations"]["runbook"].partition("#")
+    page = ROOT / place
+    read = f"[{headings(page)[anchor]}]({'' if page == PAGE else page.name}#{anchor})"
+    return f"| `{rule['alert']}` | {rule.get('for', 'at once')} | {text} | {read} |".replace("<", "\\<")
 
 
 def test_the_page_lists_the_fields_of_a_log_line() -> None:
@@ -250,7 +253,11 @@ def test_the_page_lists_the_fields_of_a_log_line() -> None:
 def test_the_page_lists_the_alarms() -> None:
     text = PAGE.read_text().partition("<!-- alarms: printed from deploy/observability/alarms.yaml -->\n")[2]
     printed = text.partition("<!-- end of alarms -->")[0].splitlines()
-    assert printed == ["| alarm | after | |", "|---|---|---|", *map(row, [*alarms(), *alarms("veilmq-cluster")])]
+    assert printed == [
+        "| alarm | after | | what to do |",
+        "|---|---|---|---|",
+        *map(row, [*alarms(), *alarms("veilmq-cluster")]),
+    ]
 
 
 def test_every_alarm_has_a_name_of_its_own_and_says_what_is_wrong() -> None:
@@ -259,7 +266,7 @@ def test_every_alarm_has_a_name_of_its_own_and_says_what_is_wrong() -> None:
     for rule in rules:
         assert rule.keys() <= {"alert", "expr", "for", "annotations"}
         assert re.fullmatch(r"\d+[smh]", rule.get("for", "0s"))
-        assert rule["annotations"]["summary"]
+        assert rule["annotations"].keys() == {"summary", "runbook"}
     old = _SELECTOR.search(next(rule["expr"] for rule in rules if rule["alert"] == "VeilMQQueueOld"))
     assert old is not None
     names = {

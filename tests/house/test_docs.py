@@ -6,6 +6,7 @@ fragment, a heading of that page; links to other sites are not followed, a test 
 
 import importlib
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -26,9 +27,16 @@ def tool(name: str) -> Any:
         sys.path.remove(str(ROOT / "tools" / "site"))
 
 
+def headings(page: Path) -> dict[str, str]:
+    """The headings of a page of Markdown, by the fragments that it answers to, as code hosts make them."""
+    tokens = MarkdownIt().parse(page.read_text())
+    texts = [inline.content for token, inline in pairwise(tokens) if token.type == "heading_open"]
+    return dict(zip(tool("build").slugs(tokens), texts, strict=True))
+
+
 def anchors(page: Path) -> set[str]:
-    """The fragments that a page of Markdown answers to, as code hosts make them from its headings."""
-    return set(tool("build").slugs(MarkdownIt().parse(page.read_text())))
+    """The fragments that it answers to."""
+    return set(headings(page))
 
 
 def links(page: Path) -> list[str]:
