@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives import serialization
 from tests.cli.test_certificate import make_pair
+from tests.house.test_docs import ROOT, headings
 from tests.support.commands import Ended, Run
 from tests.support.embedded import EmbeddedClient
 
@@ -129,6 +130,12 @@ class TestBesideAServer:
         code, ((level, text, fix),) = doctor("queues")
         assert (code, level, "redo is missing, and with it the last acknowledged" in text) == (2, "error", True)
         assert f"veilmq check --data {running.data} --repair NEW_DIRECTORY" in fix
+
+
+def test_what_the_server_reports_names_a_section_that_is_there() -> None:
+    for place in (*checks.READ.values(), checks.READ_OTHERWISE):
+        page, _, section = place.partition(", ")
+        assert section.partition(", and ")[0] in headings(ROOT / page).values(), place
 
 
 @pytest.mark.parametrize("said", [b"", b"[]", b'{"reasons": {}}'])

@@ -56,6 +56,7 @@ def test_many_minutes_keep_their_sum_and_their_peaks() -> None:
     assert chart("Messages", day).top == "10", "six minutes are one point"
     assert chart("In the queue", day).top == "100"
     assert chart("Time", day).top == "5 s"
+    assert [each.each for each in charts(day, MINUTE_US, 0)] == ["6 min", "6 min", "", ""], "what a number is of"
     assert all(each.lines[0].path.count("L") < 240 for each in charts(day, MINUTE_US, 0))
 
 

@@ -42,6 +42,7 @@ def test_before_anything_is_known(api: Api, visitor: Visitor) -> None:
     api.create("orders", visibility_timeout_us=30_000_000)
     page = section(visitor.get(ORDERS).text)
     assert "Too early to say." in plain(f"<main{page}")
+    assert "leases that ran out none had today's timeout" in plain(f"<main{page}")
     assert "<svg" not in page
     assert "type=range" not in page.replace('"', "")
 

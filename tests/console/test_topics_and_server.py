@@ -86,7 +86,9 @@ def test_a_topic_shows_where_each_copy_goes(server: Any, api: Api, visitor: Visi
 
 
 def test_the_server_shows_its_health_and_settings(server: Any, visitor: Visitor) -> None:
-    text = plain(visitor.get("/console/server").text)
+    page = visitor.get("/console/server").text
+    assert "<code>iss</code> of the bearer tokens" in page
+    text = plain(page)
     assert "✓ Ready no warning" in text
     assert "visibility" not in text
     assert "history_s_max 604800 Events older than this are trimmed." in text
@@ -137,6 +139,7 @@ def test_accounts_show_keys_and_grants_and_no_secret(tmp_path: Path) -> None:
         visitor.sign_in(secret=admin.TOKEN)
         page = visitor.get("/console/accounts").text
         assert "secret" not in page.partition("<main")[2]
+        assert "A new key: veilmq keys new --into the credentials file" in plain(page)
         shown = r"111111111111 us-east-1 .*queues and pushes of 1 1 near the limit .*AKS access key send <script>\*, b"
         assert re.search(shown, plain(page)), plain(page)
         assert page.count("<script") == 1

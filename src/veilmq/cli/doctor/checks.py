@@ -49,6 +49,20 @@ _PUBLIC: Final = frozenset(map(base64.b64decode, DEVELOPMENT_KEYS.values()))
 _ENDS_SOON_S: Final = 14 * 86_400
 _SHOWN: Final = 5
 _HEALTH_S: Final = 5
+READ: Final = {
+    "archive": "docs/operations.md, An archive",
+    "clock": "docs/operations.md, The clock",
+    "clock_step": "docs/operations.md, The clock",
+    "cluster": "docs/cluster-runbooks.md, A server is lost, and `veilmq cluster status`",
+    "copy": "docs/cluster.md, What happens when",
+    "database": "docs/operations.md, A deleted file",
+    "disk": "docs/operations.md, The disk is full",
+    "pages": "docs/operations.md, Repair",
+    "pushes": "docs/mns.md, Pushes",
+    "single_copy": "docs/cluster-runbooks.md, The standby is lost",
+}
+"""The page and the section about a reason or a warning of /health/ready."""
+READ_OTHERWISE: Final = "docs/operations.md, It runs, but"
 TESTED: Final = ("3.11", "3.13", "3.14")
 """The Pythons of docs/releases.md that are tried."""
 _SYNCS: Final = 9
@@ -354,7 +368,7 @@ def health(holder: Holder | None) -> Iterator[Finding]:
         return
     for level, member in ((Level.ERROR, "reasons"), (Level.WARNING, "warnings")):
         for name, text in said.get(member, {}).items():
-            yield Finding("server", level, f"{name}: {text}", "See docs/operations.md.")
+            yield Finding("server", level, f"{name}: {text}", f"See {READ.get(name, READ_OTHERWISE)}.")
     if not said.get("reasons") and not said.get("warnings"):
         yield Finding("server", Level.OK, f"pid {holder.pid} is ready")
 

@@ -34,6 +34,7 @@ from veilmq.console.showing import (
 )
 from veilmq.console.visit import Page, Visit, Work
 from veilmq.model.messages import id_text
+from veilmq.model.moves import JOB_RATE_DEFAULT
 from veilmq.model.settings.queue import QueueKey
 
 _FIELDS: Final = ("body", "delay", "ttl", "priority", "type", "group", "attributes")
@@ -327,6 +328,7 @@ async def _job_page(visit: Visit, error: ApiRefused | None) -> Response:
         job=found,
         chosen=filter_in_words(found["filter"] or {}),
         is_waiting=found["status"] in _WAITING,
+        rate_default=JOB_RATE_DEFAULT,
         does=ACTS.get(found["act"], (found["act"].capitalize(), ""))[0],
         wrong=None if error is None else error.message,
         nav="jobs",

@@ -71,6 +71,8 @@ class Chart(NamedTuple):
     top: str
     begin: str
     end: str
+    each: str
+    """The length of a step, where a value is of one step alone."""
 
 
 class _Wanted(NamedTuple):
@@ -126,7 +128,8 @@ def charts(rollups: Sequence[dict[str, Any]], step_us: int, now: int) -> list[Ch
     groups = _groups(rollups)
     day, minute = iso(rollups[0]["at"])[:10], iso(rollups[0]["at"])[11:16]
     begin = day if step_us != MINUTE_US else minute if iso(now)[:10] == day else f"{day} {minute}"
-    return [_chart(wanted, groups, begin) for wanted in _CHARTS]
+    each = duration(step_us * len(groups[0]))
+    return [_chart(wanted, groups, begin, each if wanted.adds_up else "") for wanted in _CHARTS]
 
 
 class Sparkline(NamedTuple):
@@ -152,12 +155,12 @@ def _groups(rollups: Sequence[dict[str, Any]]) -> list[Sequence[dict[str, Any]]]
     return [rollups[at : at + size] for at in range(0, len(rollups), size)]
 
 
-def _chart(wanted: _Wanted, groups: list[Sequence[dict[str, Any]]], begin: str) -> Chart:
+def _chart(wanted: _Wanted, groups: list[Sequence[dict[str, Any]]], begin: str, each: str) -> Chart:
     values = {name: [_value(group, member, wanted.adds_up) for group in groups] for name, member in wanted.members}
     greatest = max((value for line in values.values() for value in line if value is not None), default=0)
     top = _round_up(greatest)
     lines = [Line(name, _path(line, top), wanted.shown(_last(line))) for name, line in values.items()]
-    return Chart(wanted.title, wanted.help, lines, wanted.shown(top), begin, "now")
+    return Chart(wanted.title, wanted.help, lines, wanted.shown(top), begin, "now", each)
 
 
 def _value(group: Sequence[dict[str, Any]], member: str, adds_up: bool) -> int | None:
