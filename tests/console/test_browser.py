@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, Locator
 from tests.admin import server as admin
 from tests.console.browsing import Tab, barriers, chromium, proxy
 from tests.console.conftest import CONSOLE, QUEUES, Api, Clustered
@@ -212,6 +212,10 @@ def port() -> Iterator[int]:
         yield port
 
 
+def color(place: Locator) -> str:
+    return str(place.evaluate("element => getComputedStyle(element).color"))
+
+
 def test_a_page_outlives_its_server(browser: Browser, port: int, tmp_path: Path) -> None:
     """It says that the server does not answer, and goes on, still signed in, when it is back."""
     with admin.running(tmp_path / "data", port=port) as server:
@@ -224,13 +228,16 @@ def test_a_page_outlives_its_server(browser: Browser, port: int, tmp_path: Path)
         api.client.close()
     tab.look_for_news()
     tab.page.wait_for_selector("text=The server does not answer")
-    assert tab.page.locator("[data-live=visible]").inner_text() == "0"
+    figure = tab.page.locator("[data-live=visible]")
+    assert figure.inner_text() == "0"
+    assert color(figure) != color(tab.page.locator("h1")), "it is seen that the figure is old"
     with admin.running(tmp_path / "data", port=port) as server:
         api = Api(server)
         api.send("orders")
         tab.look_for_news()
         tab.page.wait_for_selector("[data-live=visible]:text-is('1')")
         assert tab.page.locator("[data-pause]").inner_text() == "Pause"
+        assert color(tab.page.locator("[data-live=visible]")) == color(tab.page.locator("h1"))
         tab.page.click("text=Send…")
         assert tab.page.url == f"{server.url}{ORDERS}/send", "the session is still there"
         api.client.close()

@@ -73,6 +73,7 @@ function follow(path) {
     } catch {
       trouble = "The server does not answer";
     }
+    document.body.classList.toggle("stale", trouble !== "");
     if (!paused) pause.textContent = trouble || "Pause";
     if (news) show(news);
   };
