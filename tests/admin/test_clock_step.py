@@ -1,20 +1,25 @@
 """A step of the clock that nobody has accepted: in /health, in the metrics, and accepted through the port."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from tests.admin.server import OPTIONS, TOKEN
 from tests.support.contract.stage import ACCOUNT, REGION, TESTER
 
 from veilmq.model.commands import CreateQueue
-from veilmq.model.instant import DAY_US, Instant
+from veilmq.model.instant import DAY_US, SECOND_US, Instant
 from veilmq.model.settings.queue import QueueKey
 from veilmq.server.clock import wall
 from veilmq.store.sqlite.store import SqliteStore
 
 
-def test_an_unaccepted_step_is_a_warning_until_it_is_accepted(running: Any, tmp_path: Path) -> None:
+def test_an_unaccepted_step_is_a_warning_until_it_is_accepted(
+    running: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "veilmq.clock")
     store = SqliteStore(tmp_path / "data", OPTIONS)
     before = Instant(wall() - 10 * DAY_US)
     store.apply([CreateQueue(queue=QueueKey(ACCOUNT, REGION, "jobs"), origin=TESTER)], before)
@@ -31,6 +36,8 @@ def test_an_unaccepted_step_is_a_warning_until_it_is_accepted(running: Any, tmp_
         accepted = http.post("/api/v1/clock/accept").json()
         assert accepted["accepted_us"] >= 10 * DAY_US
         assert accepted["held_us"] == 0
+        seconds = accepted["accepted_us"] // SECOND_US
+        assert caplog.messages == [f"the clock was {seconds} s ahead of the data: accepted by the admin token"]
         assert http.get("/health/ready").json()["warnings"] == {}
         assert "veilmq_clock_unaccepted_seconds 0.0" in http.get("/metrics").text
         assert http.post("/api/v1/clock/accept").json() == {"accepted_us": 0, "held_us": 0}

@@ -1,15 +1,28 @@
 """Log lines: one a record, readable or JSON, whatever a client put into them."""
 
+import asyncio
 import io
+import itertools
 import json
 import logging
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Literal
 
 import pytest
+from tests.support.contract.stage import TESTER, sending
+from tests.support.sqlite import SqliteFactory
 
+from veilmq.engine.engine import Engine
+from veilmq.model.commands import CreateQueue
+from veilmq.model.settings.queue import QueueKey
 from veilmq.server import logs
+from veilmq.server.clock import LeaseClock
 from veilmq.server.logs import LINES_MAX, Flood, set_up
+from veilmq.server.shell import Shell
+
+JOBS = QueueKey("000000000000", "us-east-1", "jobs")
 
 
 @pytest.fixture(autouse=True)
@@ -90,3 +103,19 @@ def test_the_kinds_of_lines_that_are_counted_are_bounded() -> None:
     for number in range(3 * logs._KINDS_MAX):
         assert flood.filter(logging.LogRecord("other", logging.WARNING, "", 0, f"text {number}", (), None))
         assert len(flood._kinds) <= logs._KINDS_MAX + 1
+
+
+async def commit_for_300_ms(path: Path) -> None:
+    store = SqliteFactory(path).open()
+    readings = itertools.count(step=0.3)
+    shell = Shell(Engine(), store, LeaseClock(), stopwatch=lambda: next(readings))
+    shell.start()
+    await shell.call(CreateQueue(queue=JOBS, origin=TESTER))
+    await shell.call(sending(JOBS))
+    await shell.stop(5)
+    store.close()
+
+
+def test_a_slow_commit_says_how_much_waited_for_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    asyncio.run(commit_for_300_ms(tmp_path / "data"))
+    assert re.search(r"^slow commit: \d+ ms for 1 command$", "\n".join(caplog.messages), re.M)

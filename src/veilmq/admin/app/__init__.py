@@ -43,6 +43,7 @@ from veilmq.model.instant import DAY_US, SECOND_US
 from veilmq.model.settings.access import Action, Share
 from veilmq.server.cluster import Cluster, ClusterReport
 from veilmq.server.config.settings import FIELDS, Address, Settings
+from veilmq.server.service import clock_log
 from veilmq.store.archive import shown_url
 from veilmq.store.directory import DatabaseFailed, NotOurs, Progress
 from veilmq.store.log import Follower
@@ -406,6 +407,10 @@ class Upkeep:
         asked = operator.Asked("accept_clock", "clock", inputs.Nothing())
         commands = [self._service.clock.accepting()]
         (outcome,), headers = await answers.carry_out(request, self._service.shell, asked, commands)
+        if outcome.accepted_us:
+            key = answers.caller_of(request).key
+            by = "the admin token" if key is None else key.id
+            clock_log.info("the clock was %d s ahead of the data: accepted by %s", outcome.accepted_us // SECOND_US, by)
         return answers.answer(views.shown_clock(outcome), headers=headers)
 
     def _unaccepted_us(self) -> int:

@@ -27,6 +27,7 @@ from veilmq.model.commands import Peek, Receive, Sweep
 from veilmq.model.errors import StoreFailed, StoreUnknown, VeilError
 from veilmq.model.instant import Instant
 from veilmq.model.outcomes import Applied, Outcome, Received, Swept
+from veilmq.model.wording import counted
 from veilmq.server.shell.committer import Committer
 from veilmq.store import RollbackLog, Store
 
@@ -413,7 +414,7 @@ class Shell(Calls):
         if self._logged:
             self._gathering.expect(len(batch.calls) + self.engine.backlog, elapsed_us)
         if elapsed_us > _SLOW_COMMIT_US:
-            logger.warning("slow commit: %.0f ms for %d commands", elapsed_us / 1e3, len(batch.commands))
+            logger.warning("slow commit: %.0f ms for %s", elapsed_us / 1e3, counted(len(batch.commands), "command"))
         self._deliver(self.engine.committed(batch, applied))
         self._may_work_ahead = True
         self._soon()
