@@ -70,6 +70,21 @@ def test_what_gathered_behind_a_long_read_is_no_commits_to_copy(stage: Stage, mo
     assert checkpointer.wal_pages < gathered // 4, "the WAL has begun anew"
 
 
+def test_what_gathered_behind_a_long_read_is_copied_though_little_is_written(stage: Stage) -> None:
+    checkpointer = store_of(stage).checkpointer
+    with store_of(stage).readers.lend() as connection:
+        connection.execute("SELECT count(*) FROM mark").fetchall()
+        write(stage, 60)
+        gathered = checkpointer.wal_pages
+    queue = stage.create()
+    for _ in range(6):
+        stage.later(SECOND_US)
+        stage.send(queue, "x")
+        assert checkpointer._bulk is not None
+        checkpointer._bulk.join()
+    assert checkpointer.wal_pages < gathered, "the WAL has begun anew"
+
+
 def test_commits_behind_a_long_read_do_not_each_ask_whether_it_has_ended(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

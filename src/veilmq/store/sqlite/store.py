@@ -485,3 +485,4 @@ class SqliteStore:
         except (OSError, apsw.Error) as error:
             self._broken = f"the data directory cannot be looked at: {error}"
             raise StoreUnknown(reason=self._broken) from error
+        self.checkpointer.look_again()

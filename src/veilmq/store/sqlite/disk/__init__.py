@@ -401,6 +401,13 @@ class Checkpointer:
             self._bulks = 0
             self._begin(self.wal_pages)
 
+    def look_again(self) -> None:
+        """Copy what gathered behind a long read, if that has ended: where little is written, no commit asks for long.
+        Call now and then, when no batch is open."""
+        if self._ended and not self._ahead and self.wal_pages - self._copied > _REMAINDER_PAGES:
+            self._ended = False
+            self._begin(self.wal_pages)
+
     def _follow(self, wal_pages: int) -> None:
         """After a bulk: copy the remainder, or start another bulk for it."""
         is_much = wal_pages - self._copied > _REMAINDER_PAGES
