@@ -40,6 +40,7 @@ from veilmq.admin.timeouts.cache import Timeouts
 from veilmq.model.errors import DiskLow, ParameterInvalid, StoreFailed, VeilError
 from veilmq.model.events import HistoryTrimmed
 from veilmq.model.instant import DAY_US, SECOND_US
+from veilmq.model.outcomes import ClockChecked
 from veilmq.model.settings.access import Action, Share
 from veilmq.server.cluster import Cluster, ClusterReport
 from veilmq.server.config.settings import FIELDS, Address, Settings
@@ -407,7 +408,7 @@ class Upkeep:
         asked = operator.Asked("accept_clock", "clock", inputs.Nothing())
         commands = [self._service.clock.accepting()]
         (outcome,), headers = await answers.carry_out(request, self._service.shell, asked, commands)
-        if outcome.accepted_us:
+        if isinstance(outcome, ClockChecked) and outcome.accepted_us:
             key = answers.caller_of(request).key
             by = "the admin token" if key is None else key.id
             clock_log.info("the clock was %d s ahead of the data: accepted by %s", outcome.accepted_us // SECOND_US, by)
