@@ -42,9 +42,9 @@ from veilmq.model.events import HistoryTrimmed
 from veilmq.model.instant import DAY_US, SECOND_US
 from veilmq.model.outcomes import ClockChecked
 from veilmq.model.settings.access import Action, Share
+from veilmq.server.clock import log as clock_log
 from veilmq.server.cluster import Cluster, ClusterReport
 from veilmq.server.config.settings import FIELDS, Address, Settings
-from veilmq.server.service import clock_log
 from veilmq.store.archive import shown_url
 from veilmq.store.directory import DatabaseFailed, NotOurs, Progress
 from veilmq.store.log import Follower
