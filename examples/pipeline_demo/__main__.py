@@ -25,7 +25,8 @@ from work import RECEIVES_MAX, Measured, Shift
 import veilmq
 from veilmq.client.messages import Template
 from veilmq.pipeline.events.reading import ServerHistory
-from veilmq.pipeline.publish import floors, plans_of, publish
+from veilmq.pipeline.publish import publish
+from veilmq.pipeline.publish.plans import floors, plans_of
 from veilmq.pipeline.report import Analysis, page
 from veilmq.pipeline.session import session
 from veilmq.testing.local import LocalServer

@@ -14,7 +14,8 @@ from veilmq.client.messages import Message
 from veilmq.client.timeouts import PublishedPlan
 from veilmq.pipeline.events.reading import ServerHistory
 from veilmq.pipeline.jobs.attempts import partials
-from veilmq.pipeline.publish import floors, plans_of, publish
+from veilmq.pipeline.publish import publish
+from veilmq.pipeline.publish.plans import floors, plans_of
 from veilmq.testing.local import LocalServer
 
 QUEUE = ("000000000000", "us-east-1", "jobs")

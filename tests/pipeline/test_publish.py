@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from veilmq.pipeline.errors import OptionInvalid, SourceRefused, SourceUnreachable, TokenRefused
-from veilmq.pipeline.publish import OFF, _verdict, check_rights, plans_of, publish
+from veilmq.pipeline.publish import OFF, _verdict, check_rights, publish
+from veilmq.pipeline.publish.plans import plans_of
 from veilmq.testing.for_each import for_each
 from veilmq.testing.local import LocalServer, ServerProcess
 

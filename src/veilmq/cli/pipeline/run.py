@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from veilmq.pipeline.loop import Loop
-    from veilmq.pipeline.publish import Queue
+    from veilmq.pipeline.publish.plans import Queue
     from veilmq.pipeline.report import Analysis
 
 SHOWN: Final = {
@@ -97,7 +97,7 @@ def attempts(asked: Asked, environment: Mapping[str, str]) -> None:
 
 def analysis(asked: Asked, environment: Mapping[str, str], name: str, *, publish: bool = False) -> None:
     """One of survival, timeouts and split; publish: of timeouts, to the server. Raises Failure."""
-    from veilmq.pipeline.publish import plans_of
+    from veilmq.pipeline.publish.plans import plans_of
     from veilmq.pipeline.report import Analysis
 
     with session(asked, environment, plans=publish) as (spark, events, seen):

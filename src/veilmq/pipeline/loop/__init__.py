@@ -20,7 +20,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from veilmq.pipeline import publish, tables
+from veilmq.pipeline import tables
 from veilmq.pipeline.errors import HistoryGap, OptionInvalid, PipelineError
 from veilmq.pipeline.estimates import buckets
 from veilmq.pipeline.events.export import unchanged
@@ -43,6 +43,7 @@ from veilmq.pipeline.places import (
     source,
     whole,
 )
+from veilmq.pipeline.publish.plans import Queue, floors, plans_of
 from veilmq.pipeline.tables import append_day, counted, covering
 from veilmq.store.files import restore, sync_tree
 
@@ -164,7 +165,7 @@ class Loop:
                 changed = plan_changes.changes(_events(spark, options, [plan_changes.KIND], start, bounds.following))
                 self._add(_CHANGES, changed.toArrow(), start, bounds.following, until)
                 _see_deleted(state, _events(spark, options, timeouts.LIFE_KINDS, start, bounds.following))
-                _raise_floors(state, publish.floors(events, earlier))
+                _raise_floors(state, floors(events, earlier))
             planned, groups, left_out = self._plan(spark, state, costs, lambda: lock.save(before))
             state.next, state.runs, state.epoch = bounds.following, state.runs + 1, history.epoch
             # Once it is durable, the files of the previous state may be removed.
@@ -235,16 +236,16 @@ class Loop:
             raise HistoryGap(f"{left} is missing, and with it the leases that had not ended.", mend)
         return left
 
-    def plans(self) -> dict[publish.Queue, dict[str, Any]]:
+    def plans(self) -> dict[Queue, dict[str, Any]]:
         """The recommendations in the form that `publish` takes."""
         if not self.timeouts.exists():
             return {}
         rows = tables.load(self.timeouts).to_pylist()
         state = msgspec.json.decode(kept(self.directory, _STATE) or b"{}", type=_State)
         floors_us = {_queue(name): floor_us for name, floor_us in state.floors_us.items()}
-        return publish.plans_of(rows, floors_us)
+        return plans_of(rows, floors_us)
 
-    def worse(self) -> dict[publish.Queue, tuple[int, str]]:
+    def worse(self) -> dict[Queue, tuple[int, str]]:
         """Plans in force after which it got worse, in the form that `publish.take_back` takes: see `plan_changes`."""
         changed = self._kept(_CHANGES, plan_changes.CHANGES_SCHEMA)
         if changed.empty:
@@ -443,7 +444,7 @@ def _raise_floors(state: _State, floors: "DataFrame") -> None:
         state.floors_us[name] = max(state.floors_us.get(name, 0), int(row[3]))
 
 
-def _queue(name: str) -> publish.Queue:
+def _queue(name: str) -> Queue:
     account, region, queue = name.split("/", 2)
     return account, region, queue
 

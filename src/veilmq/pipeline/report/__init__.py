@@ -16,9 +16,9 @@ from functools import cached_property
 from html import escape
 from typing import TYPE_CHECKING, Any, Final
 
-from veilmq.pipeline import publish
 from veilmq.pipeline.estimates import buckets
 from veilmq.pipeline.jobs import attempts, health, plan_changes, split, survival, timeouts
+from veilmq.pipeline.publish.plans import SIGNS, floors
 from veilmq.pipeline.report import figures
 from veilmq.pipeline.report.drawing import span
 
@@ -120,8 +120,8 @@ class Analysis:
 
     @cached_property
     def floors(self) -> Any:
-        """See `publish.floors`."""
-        return publish.floors(self._of(publish.SIGNS)).toPandas()
+        """See `publish.plans.floors`."""
+        return floors(self._of(SIGNS)).toPandas()
 
     @cached_property
     def windows(self) -> "DataFrame":
