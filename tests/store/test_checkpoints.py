@@ -222,3 +222,57 @@ def test_while_the_disk_is_low_the_file_of_an_emptied_queue_is_cut(tmp_path: Pat
     assert store.disk_low
     assert file.stat().st_size < full - 8 * MIB
     stage.store.close()
+
+
+def test_while_the_disk_is_low_one_bulk_at_a_time_runs_behind_a_long_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two would use one connection at once, and the store would stop."""
+    stage = Stage(SqliteFactory(tmp_path / "data"))
+    store, file = store_of(stage), tmp_path / "data" / DATABASE
+    checkpointer, go_on = store.checkpointer, threading.Event()
+    queue = stage.create()
+    stage.batch([sending(queue, "x" * 500_000)] * 60)
+    assert checkpointer._bulk is not None
+    checkpointer._bulk.join()
+    checkpointer.finish()
+    full = file.stat().st_size
+    run, begin, begun = Checkpointer._run, Checkpointer._begin, []
+
+    def held(checkpointer: Checkpointer) -> None:
+        go_on.wait()
+        run(checkpointer)
+
+    def noted(checkpointer: Checkpointer, wal_pages: int) -> None:
+        begin(checkpointer, wal_pages)
+        begun.append(checkpointer._bulk)
+
+    def look() -> None:
+        stage.later(SECOND_US)
+        stage.do(Sweep())
+
+    with store.readers.lend() as connection:
+        connection.execute("SELECT count(*) FROM mark").fetchall()
+        stage.do(PurgeQueue(queue=queue, origin=TESTER))
+        for _ in range(100):
+            stage.do(Sweep())
+        other = stage.create("other")
+        for _ in range(8):
+            stage.batch([sending(other, "x" * 100_000)] * 10)
+        store.directory.free_bytes = lambda: -1  # type: ignore[method-assign] # a disk that is full of something else
+        for _ in range(2):
+            look()
+            checkpointer._bulk.join()
+        assert (checkpointer._ended, checkpointer._ahead) == (True, False), "the latest bulk copied nothing"
+        monkeypatch.setattr(Checkpointer, "_run", held)
+        monkeypatch.setattr(Checkpointer, "_begin", noted)
+        look()
+        assert len(begun) == 1
+        assert not store.commit_takes_long, "the WAL has not grown since the bulk began"
+        go_on.set()
+        begun[0].join()
+    for _ in range(3):
+        look()
+        checkpointer._bulk.join()
+    assert file.stat().st_size < full - 8 * MIB
+    stage.store.close()

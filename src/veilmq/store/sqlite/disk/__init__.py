@@ -404,8 +404,9 @@ class Checkpointer:
     def look_again(self) -> None:
         """Copy what gathered behind a long read, if that has ended: where little is written, no commit asks for long.
         Call now and then, when no batch is open."""
+        if self._bulk is not None and self._bulk.is_alive():
+            return
         if self._ended and not self._ahead and self.wal_pages - self._copied > _REMAINDER_PAGES:
-            self._ended = False
             self._begin(self.wal_pages)
 
     def _follow(self, wal_pages: int) -> None:
@@ -413,15 +414,17 @@ class Checkpointer:
         is_much = wal_pages - self._copied > _REMAINDER_PAGES
         if is_much and not self._ahead and wal_pages - self._began < _REMAINDER_PAGES:
             return  # a long read; checking whether it has ended would cost a thread per commit
-        self._ended = False
         if is_much and not (self._ahead and self._bulks >= _BULKS_MAX):
             self._begin(wal_pages)
             return
+        self._ended = False
         self._bulks = 0
         self._run()
 
     def _begin(self, wal_pages: int) -> None:
+        """Copy a bulk. Call when none is under way: two would use the connection at once, which breaks the store."""
         self._began = wal_pages
+        self._ended = False
         self._bulk = self._disk.beside(self._run_bulk, "veilmq-checkpoint")
 
     def _run_bulk(self) -> None:
