@@ -257,10 +257,17 @@ class Postgres:
             raise Unfit(
                 "this is no connection string of PostgreSQL: write postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
             ) from None
-        host, port = (str(given.get(name) or "") for name in ("host", "port"))
-        if re.search(r"[^,]@", host) or not re.fullmatch(r"[\d, ]*", port):
-            # libpq takes the end of a password for the host or the port, and names both in its errors.
-            raise Unfit("in a connection string, write a password's @ as %40, its / as %2F and its : as %3A")
+        host, port, database = (str(given.get(name) or "") for name in ("host", "port", "dbname"))
+        if (
+            any("@" in each[1:] for each in host.split(",") if not each.startswith("/"))  # else a socket's directory
+            or not re.fullmatch(r"[\d, ]*", port)
+            or ("@" in database and dsn.startswith(("postgresql://", "postgres://")))
+        ):
+            # libpq takes the end of a password for the host, the port or the database, and names them in its errors.
+            raise Unfit(
+                "in a connection string, write a password's @ as %40, its / as %2F and its : as %3A, and name the user"
+                " once, before the first host"
+            )
         self._chosen = _SETTINGS | {"lock_timeout": str(lock_ms)}
         # Backslashes keep the spaces of a value together.
         ours = " ".join(f"-c {name}={value.replace(' ', chr(92) + ' ')}" for name, value in self._chosen.items())
