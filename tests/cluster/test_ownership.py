@@ -224,6 +224,34 @@ class TestLease:
         before = cluster.kept(watching.take_over()).before
         assert (before.clock, before.seen_us) == (Instant(2), HOUR_US + WAIT_US)
 
+    def test_who_missed_the_last_renewal_has_not_watched_since_the_one_before(self, cluster: Cluster) -> None:
+        """The new owner renewed once, and gave the shard back before anybody looked."""
+        clocks = here, there = Clock(), Clock()
+        owner = cluster.owner("one", here)
+        taker, watching = cluster.candidate("two", here), cluster.candidate("three", there)
+        owner.renew(Instant(1))
+        for candidate in (taker, watching):
+            candidate.look()
+        for clock in clocks:
+            clock.advance(WAIT_US)
+        second = cluster.kept(taker.take_over())
+        second.renew(Instant(HOUR_US))
+        second.hand_over("", None)
+        watching.look()
+        before = cluster.kept(watching.take_over()).before
+        assert (before.clock, before.seen_us) == (Instant(HOUR_US), 0)
+
+    def test_a_renewal_counts_though_the_lease_clock_stood(self, cluster: Cluster) -> None:
+        here, there = Clock(), Clock()
+        owner = cluster.owner("one", here)
+        watching = cluster.candidate("two", there)
+        for _ in range(2):
+            owner.renew(Instant(7))
+            there.advance(WAIT_US)
+            watching.look()
+        there.advance(WAIT_US)
+        assert cluster.kept(watching.take_over()).before.seen_us == WAIT_US
+
     @pytest.mark.parametrize("owned", [True, False], ids=["owned it", "watched"])
     def test_a_process_that_starts_again_on_its_machine_knows_what_the_one_before_saw(
         self, cluster: Cluster, tmp_path: Path, owned: bool

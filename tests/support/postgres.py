@@ -37,7 +37,7 @@ class Programs:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.installed = Path(_OTHER) if _OTHER else _PACKAGES / _PROGRAMS
+        self.installed = Path(_OTHER).absolute() if _OTHER else _PACKAGES / _PROGRAMS
         self.identity: dict[str, Any] = {}
         if os.geteuid() == 0:
             self.identity = {"user": _NOBODY, "group": _NOBODY, "extra_groups": ()}
