@@ -408,7 +408,7 @@ class Upkeep:
         asked = operator.Asked("accept_clock", "clock", inputs.Nothing())
         commands = [self._service.clock.accepting()]
         (outcome,), headers = await answers.carry_out(request, self._service.shell, asked, commands)
-        if isinstance(outcome, ClockChecked) and outcome.accepted_us:
+        if isinstance(outcome, ClockChecked) and outcome.accepted_us and not headers:  # they say that it ran before
             key = answers.caller_of(request).key
             by = "the admin token" if key is None else key.id
             clock_log.info("the clock was %d s ahead of the data: accepted by %s", outcome.accepted_us // SECOND_US, by)
