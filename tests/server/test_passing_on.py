@@ -11,7 +11,7 @@ import uvicorn
 from starlette.responses import Response
 from uvicorn.server import ServerState
 
-from veilmq.admin.access import KEEP_PLACE, Access
+from veilmq.admin.access import Access
 from veilmq.cli.serve.admin_connection import PassedOn
 from veilmq.cli.serve.without_owner import shown_to_browsers
 from veilmq.cluster.peer import Identity
@@ -19,7 +19,7 @@ from veilmq.cluster.peer.handshake import Handshake, Role
 from veilmq.cluster.peer.port import PeerPort
 from veilmq.server.auth import DevelopmentKeyring
 from veilmq.server.cluster import admin
-from veilmq.server.cluster.admin import Owner, Unreached, connect, passing_on, while_owner
+from veilmq.server.cluster.admin import KEEP_PLACE, Owner, Unreached, connect, passing_on, while_owner
 from veilmq.server.config.settings import Settings
 
 BODY = (b"first part, ", b"last part")

@@ -24,14 +24,12 @@ from veilmq.model.commands import CLIENT_NAME_CHARACTERS_MAX, Origin
 from veilmq.model.errors import ParameterInvalid
 from veilmq.model.settings.access import AccessKey, Action, Keyring
 from veilmq.server.auth import is_loopback_name
+from veilmq.server.cluster.admin import KEEP_PLACE
 from veilmq.server.http.intake.plain import is_host
 from veilmq.server.logs import RefusalLog
 
 INPUT_ENDED: Final = "veilmq.input_ended"
 """In the scope: an event that is set when the client sends nothing more, though it may still read its answer."""
-KEEP_PLACE: Final = "veilmq.keep_place"
-"""In the scope: to be called if the request has a valid token, key or session. When the port is full, a connection that
-has had none is dropped for a newcomer."""
 REFUSALS: Final = "veilmq.refusals"
 """In the state of the scope: the RefusalLog of the port."""
 CALLER: Final = "veilmq.caller"

@@ -28,7 +28,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
-from veilmq.admin.access import KEEP_PLACE, Access, Caller, key_of, with_token
+from veilmq.admin.access import Access, Caller, key_of, with_token
 from veilmq.admin.api import Refused
 from veilmq.admin.service import Service
 from veilmq.console import HOME
@@ -43,6 +43,7 @@ from veilmq.model.settings.access import (
     StoredSession,
     UseSession,
 )
+from veilmq.server.cluster.admin import KEEP_PLACE
 from veilmq.server.config.settings import Settings
 
 IDLE_US: Final = HOUR_US

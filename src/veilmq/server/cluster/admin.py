@@ -29,6 +29,9 @@ KNOWN_HEADER: Final = b"x-veilmq-known"
 """Of an answer to another server: the client has shown a valid token, key or session."""
 PASSED_ON: Final = "veilmq.passed_on"
 """In the scope of a request that another server has passed on."""
+KEEP_PLACE: Final = "veilmq.keep_place"
+"""In the scope: to be called if the request has a valid token, key or session. When the port is full, a connection that
+has had none is dropped for a newcomer."""
 HANDSHAKE_SECONDS: Final = 5.0
 OWNER_SECONDS: Final = 10.0
 """How long a request waits for an owner."""
@@ -283,7 +286,7 @@ async def _answer(reader: asyncio.StreamReader, scope: Scope, send: Send) -> Non
         if found.begun and not started:
             started = True
             if found.is_known:
-                scope["veilmq.keep_place"]()
+                scope[KEEP_PLACE]()
             await send({"type": "http.response.start", "status": parser.get_status_code(), "headers": found.headers})
         if scope["method"] == "HEAD" and started:
             break  # it has no body, whatever its headers say
