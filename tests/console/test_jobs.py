@@ -55,6 +55,8 @@ def test_what_matches_is_counted_and_then_deleted_once(api: Api, visitor: Visito
     page = ended(visitor, done.pop().partition("?")[0])
     assert re.search(r'data-live="done">8<', page)
     assert "rate 500 a second at most" in plain(page)
+    fast = ended(visitor, begun(visitor, act="delete", rate="10000"))
+    assert "rate 10 000 a second at most" in plain(fast)
     assert api.kinds().count("deleted") == 8
     listed = plain(visitor.get("/console/jobs").text)
     assert "delete counts only orders completed 8 0 12 admin" in listed

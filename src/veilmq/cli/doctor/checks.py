@@ -50,19 +50,19 @@ _ENDS_SOON_S: Final = 14 * 86_400
 _SHOWN: Final = 5
 _HEALTH_S: Final = 5
 READ: Final = {
-    "archive": "docs/operations.md, An archive",
-    "clock": "docs/operations.md, The clock",
-    "clock_step": "docs/operations.md, The clock",
-    "cluster": "docs/cluster-runbooks.md, A server is lost, and `veilmq cluster status`",
-    "copy": "docs/cluster.md, What happens when",
-    "database": "docs/operations.md, A deleted file",
-    "disk": "docs/operations.md, The disk is full",
-    "pages": "docs/operations.md, Repair",
-    "pushes": "docs/mns.md, Pushes",
-    "single_copy": "docs/cluster-runbooks.md, The standby is lost",
+    "archive": 'docs/operations.md, "An archive"',
+    "clock": 'docs/operations.md, "The clock"',
+    "clock_step": 'docs/operations.md, "The clock"',
+    "cluster": 'docs/cluster-runbooks.md, "A server is lost", and `veilmq cluster status`',
+    "copy": 'docs/cluster.md, "What happens when"',
+    "database": 'docs/operations.md, "A deleted file"',
+    "disk": 'docs/operations.md, "The disk is full"',
+    "pages": 'docs/operations.md, "Repair"',
+    "pushes": 'docs/mns.md, "Pushes"',
+    "single_copy": 'docs/cluster-runbooks.md, "The standby is lost"',
 }
 """The page and the section about a reason or a warning of /health/ready."""
-READ_OTHERWISE: Final = "docs/operations.md, It runs, but"
+READ_OTHERWISE: Final = 'docs/operations.md, "It runs, but"'
 TESTED: Final = ("3.11", "3.13", "3.14")
 """The Pythons of docs/releases.md that are tried."""
 _SYNCS: Final = 9
