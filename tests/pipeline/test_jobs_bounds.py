@@ -166,11 +166,18 @@ def test_a_job_s_table_is_taken_by_no_stream(exported: Path, tmp_path: Path, run
     assert content(tmp_path / "kept") == before
 
 
-def test_a_stream_whose_checkpoint_is_older_than_its_table_is_told_what_to_do(
-    exported: Path, tmp_path: Path, run: Run
+@pytest.mark.parametrize(
+    ("transactions", "said"),
+    [
+        ([("q", 1)], "has batch 1 of this query, and the checkpoint ends with batch 0: "),
+        ([("q", 0), ("q/offsets", 5)], "has another batch 0 of this query: "),
+    ],
+)
+def test_a_stream_whose_table_has_batches_that_its_checkpoint_lacks_is_told_what_to_do(
+    exported: Path, tmp_path: Path, run: Run, transactions: list[tuple[str, int]], said: str
 ) -> None:
     """A new checkpoint, which a drain may begin with, is refused for this table."""
-    batch = CommitProperties(app_transactions=[Transaction("q", 1)])
+    batch = CommitProperties(app_transactions=[Transaction(*each) for each in transactions])
     write_deltalake(tmp_path / "kept" / "health", pa.table({"n": [1]}), commit_properties=batch)
     checkpoint = tmp_path / "kept" / "health-checkpoint"
     (checkpoint / "offsets").mkdir(parents=True)
@@ -179,7 +186,7 @@ def test_a_stream_whose_checkpoint_is_older_than_its_table_is_told_what_to_do(
     options = ["--path", str(exported), "--out", "kept", "--format", "delta", "--follow"]
     code, out, err = run("pipeline", "health", *options)
     assert (code, out) == (1, "")
-    assert "has batch 1 of this query, and the checkpoint ends with batch 0: " in err
+    assert said in err
     assert "\n  Bring the newest checkpoint back, or name another --out.\n" in err
 
 

@@ -128,11 +128,12 @@ def test_a_server_that_takes_no_plans_is_known_before_there_are_any(tmp_path: Pa
         for wrong in ("reader:wrong", "wrong", None):
             with pytest.raises(TokenRefused, match="refuses: "):
                 check_rights(server.admin, wrong)
+        check_rights(server.sqs, None)  # any other answer is left to the plans
         with pytest.raises(SourceUnreachable, match="is no VeilMQ admin port"):
-            check_rights(server.sqs, None)
+            publish(plans_of([row()], {}), server.sqs, None)
     finally:
         server.stop()
-    with pytest.raises(SourceUnreachable, match="Is its admin port there"):
+    with pytest.raises(SourceUnreachable, match=r"cannot be reached: .*Is its admin port there"):
         check_rights("http://127.0.0.1:1", None)
 
 
@@ -143,10 +144,20 @@ def test_an_answer_of_something_else_is_told(status: int, body: bytes) -> None:
 
 
 def test_a_server_below_a_path_is_told(veilmq_server: LocalServer) -> None:
-    """As behind a proxy, which passes on what is below its `/queues`."""
+    """As behind a proxy, which passes on the plans below its `/queues`, and answers by itself whether it would."""
     asked = []
+    own = [(503, b"<html>"), (200, b"[]"), (200, b"<html>")]
+    questions = len(own)
 
     class Proxy(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            status, body = own.pop()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
         def do_PUT(self) -> None:
             asked.append(self.path)
             body = self.rfile.read(int(self.headers["Content-Length"]))
@@ -170,6 +181,9 @@ def test_a_server_below_a_path_is_told(veilmq_server: LocalServer) -> None:
     ):
         threading.Thread(target=proxy.serve_forever, args=(0.01,), daemon=True).start()
         url = f"http://127.0.0.1:{proxy.server_port}/queues/"
+        while own:
+            check_rights(url, "key:secret")
         assert publish(plans_of([row()], {}), url, token(veilmq_server)) == {QUEUE: "suggested"}
         proxy.shutdown()
-    assert asked == ["/queues/api/v1/queues/000000000000/us-east-1/jobs/plan"]
+    plan = "/queues/api/v1/queues/000000000000/us-east-1/jobs/plan"
+    assert asked == ["/queues/api/v1/accounts"] * questions + [plan]

@@ -108,12 +108,15 @@ class TestDeltaTransactions:
         mark = mark_of(one.as_uri(), 0)
         assert add_files(table, SCHEMA, [written(table, "a.parquet", [1])], "q", 0, mark=mark)
         assert not add_files(table, SCHEMA, [written(table, "b.parquet", [1])], "q", 0, mark=mark)
-        with pytest.raises(
-            DeltaRefused, match=r"another batch 0 of this query: its checkpoint was copied.*remove this"
-        ):
+        said = r"another batch 0 of this query: its checkpoint was copied.*Go on with the copy that wrote"
+        with pytest.raises(DeltaRefused, match=said):
             add_files(table, SCHEMA, [written(table, "c.parquet", [2])], "q", 0, mark=mark_of(copy, 0))
         # Nobody can read the checkpoint: the number decides.
         assert mark_of("s3://bucket/one", 0) is mark_of(one, 1) is mark_of("", 0) is None
+        assert mark_of(copy / "offsets" / "0", 0) is None
+        (copy / "offsets" / "1").mkdir()
+        with pytest.raises(OptionInvalid, match=r"copy/offsets/1 of the query's checkpoint cannot be read: Is a dir"):
+            mark_of(copy, 1)
         assert not add_files(table, SCHEMA, [written(table, "d.parquet", [1])], "q", 0)
         # An earlier release commits batch 1, and this one repeats it.
         assert add_files(table, SCHEMA, [written(table, "e.parquet", [3])], "q", 1)

@@ -34,21 +34,21 @@ _ACTION: Final = "change-queue"
 def check_rights(server: str, token: str | None, certificate: str | None = None) -> None:
     """Ask the server, before a job runs, whether it would take plans at all; of which queues is not known yet.
 
-    Raises as `publish`, and SourceRefused if the key may change no queue.
+    Any other answer, such as a proxy's that passes on nothing but plans, is left to `publish`. Raises as `publish`, and
+    SourceRefused if the key may change no queue.
     """
+    # The bearer token has no colon, and may do everything.
+    key_id, is_key, _ = (token or "").partition(":")
     with _asking(server, token, certificate) as ask:
-        status, body = ask("GET", "/accounts", None)
-    if status != 200:
-        if message_of(body) is None:
-            raise _no_port(server, status)
-        return  # a key that may not ask, or a server that knows no such question, is answered with each plan
+        status, body = ask("GET", "/accounts" if is_key else "/accounts?limit=1", None)
+    if status != 200 or not is_key:
+        return
     try:
         keys = [key for account in json.loads(body)["accounts"] for key in account["keys"]]
         granted = {key["id"]: any(_ACTION in each["actions"] for each in key["grants"]) for key in keys}
     except (ValueError, LookupError, TypeError, RecursionError):
-        raise _no_port(server, status) from None
-    # The bearer token has no colon, and may do everything.
-    if token is not None and ":" in token and not granted.get(token.partition(":")[0], True):
+        return
+    if not granted.get(key_id, True):
         raise SourceRefused(f"{server} takes no plan: the key was not granted {_ACTION} on any queue.", GRANT_MEND)
 
 
@@ -104,7 +104,7 @@ def _asking(server: str, token: str | None, certificate: str | None) -> Iterator
     except UnicodeError:
         raise no_url(server) from None
     except (OSError, http.client.HTTPException) as error:
-        raise SourceUnreachable(f"{server} cannot be told: {error}.", "Is its admin port there?") from None
+        raise SourceUnreachable(f"{server} cannot be reached: {error}.", "Is its admin port there?") from None
     finally:
         connection.close()
 

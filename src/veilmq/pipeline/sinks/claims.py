@@ -18,7 +18,7 @@ import hashlib
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from veilmq.pipeline.errors import DeltaRefused
+from veilmq.pipeline.errors import DeltaRefused, OptionInvalid
 from veilmq.pipeline.places import here
 
 OFFSETS: Final = "offsets"
@@ -29,12 +29,10 @@ _NUMBERS: Final = 1 << 31
 _MEND_BACK: Final = (
     "Bring the newest checkpoint and a drain's directory back. Or start again with new ones and a new table."
 )
-MEND_COPY: Final = (
-    "Go on with the copy that wrote that batch, and remove this one: what it drained is still in the queue. If there "
-    "is no other, start again with a new checkpoint, and a drain with a new directory: the table may then get messages "
-    "of its last batch a second time. Compare `id`."
+_MEND_COPY: Final = (
+    "Go on with the copy that wrote that batch. If there is no other, start again with a new checkpoint, and a drain "
+    "with a new directory: the table may then get rows of its last batch a second time."
 )
-"""For `copied`."""
 
 
 class Claim(NamedTuple):
@@ -76,7 +74,7 @@ class Claim(NamedTuple):
         if has > self.batch and self.after is None:  # Spark repeats only the last one
             raise DeltaRefused(went_back(path, has, self.batch), _MEND_BACK)
         if has == self.batch and self.is_of_a_copy(table):
-            raise DeltaRefused(copied(path, self.batch), MEND_COPY)
+            raise DeltaRefused(copied(path, self.batch), _MEND_COPY)
         if has >= self.batch:
             return True
         if has < 0 and last(table, self.app) >= self.batch:
@@ -94,15 +92,21 @@ class Claim(NamedTuple):
 
 
 def mark_of(checkpoint: Path | str, batch: int) -> int | None:
-    """The mark of a query's batch; None: its checkpoint cannot be read here, as one that only Spark's connector
-    reaches."""
+    """The mark of a query's batch; None: its checkpoint is not here, as one that only Spark's connector reaches.
+
+    Raises OptionInvalid if it is here and cannot be read: without a mark, the batch of a copy would count as repeated.
+    """
     there = here(checkpoint) if checkpoint else None
+    if there is None:
+        return None
+    entry = there / OFFSETS / str(batch)
     try:
-        logged = None if there is None else (there / OFFSETS / str(batch)).read_bytes()
-    except OSError:
+        logged = entry.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    if logged is None:
-        return None
+    except OSError as error:
+        wrong = f"{entry} of the query's checkpoint cannot be read: {error.strerror}."
+        raise OptionInvalid(wrong, "Let the driver's user read it, and run the query again.") from None
     digest = int.from_bytes(hashlib.sha256(logged).digest()) >> (256 - _DIGEST_BITS)
     return (batch % _NUMBERS) << _DIGEST_BITS | digest
 

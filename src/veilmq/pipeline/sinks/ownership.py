@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 from veilmq.pipeline.errors import OptionInvalid, TableForeign
 from veilmq.pipeline.places import here
 from veilmq.pipeline.places.delta import table_at
-from veilmq.pipeline.sinks.claims import MEND_COPY, OFFSETS, Claim, copied, last, mark_of, went_back
+from veilmq.pipeline.sinks.claims import OFFSETS, Claim, copied, last, mark_of, went_back
 from veilmq.pipeline.tables import literal
 
 if TYPE_CHECKING:
@@ -37,15 +37,22 @@ _BEGIN_AGAIN: Final = (
     "that it already has a second time. Compare `id`."
 )
 """For a drain whose checkpoint went back."""
+_CHANGE_COPY: Final = (
+    "Go on with the copy that wrote that batch. The messages of this one's last batch are in the queue or in its "
+    "`manifests/bad_records`: keep those. If there is no other copy, start again with a new checkpoint and directory: "
+    "the table may then get messages of its last batch a second time. Compare `id`."
+)
+"""For a drain whose checkpoint is a copy's."""
 
 
 def check_table(
-    kind: str, path: str, checkpoint: Path | str, spark: "SparkSession | None" = None, mend_newer: str = _BEGIN_AGAIN
+    kind: str, path: str, checkpoint: Path | str, spark: "SparkSession | None" = None, mend_newer: str | None = None
 ) -> None:  # fmt: skip
     """Check that the table is its query's, and has what that wrote. A Delta table at a URL is not checked.
 
     spark: lists logs that Python does not find; without it, those at a URL are not checked. mend_newer: how to fix a
-    Delta table that is ahead of its checkpoint. Raises TableForeign, and OptionInvalid if Spark cannot read there.
+    Delta table that has later or other batches; None: of a drain. Raises TableForeign, and OptionInvalid if a log
+    cannot be read.
     """
     table, has, files, is_delta = here(path), _NONE, False, False
     if table is not None:
@@ -69,9 +76,9 @@ def check_table(
         _check_complete(path, has, checkpoint, spark)
 
 
-def _check_newest(table: Path, checkpoint: Path | None, mend: str) -> None:
+def _check_newest(table: Path, checkpoint: Path | None, mend: str | None) -> None:
     """Raises TableForeign if a Delta table has a batch that its query's checkpoint does not know, or another one of
-    that number. A checkpoint that only Spark reads is not checked."""
+    that number, and OptionInvalid. A checkpoint that only Spark reads is not checked."""
     if checkpoint is None or not (checkpoint / _QUERY).is_file():
         return
     try:
@@ -81,9 +88,9 @@ def _check_newest(table: Path, checkpoint: Path | None, mend: str) -> None:
         return  # Spark says what is wrong with its file, and the sink what is wrong with the table
     has, reached = last(found, query), _last(checkpoint / OFFSETS)
     if has > reached:
-        raise TableForeign(went_back(str(table), has, reached), mend)
+        raise TableForeign(went_back(str(table), has, reached), mend or _BEGIN_AGAIN)
     if has >= 0 and Claim(query, query, has, mark_of(checkpoint, has)).is_of_a_copy(found):
-        raise TableForeign(copied(str(table), has), MEND_COPY)
+        raise TableForeign(copied(str(table), has), mend or _CHANGE_COPY)
 
 
 def _check_complete(path: str, has: int, checkpoint: Path | str, spark: "SparkSession | None") -> None:
