@@ -64,7 +64,7 @@ def test_a_policy_takes_utc(wire: Any, ending: str) -> None:
 def test_a_policy_kept_from_before_still_ends(wire: Any, ending: str, midnight: str) -> None:
     """Set Queue ACL once took these forms of a time: what it stored goes on to count."""
     wire.queue("orders")
-    for start, code in (("2001-01-01", None), ("2999-01-01", "AuthenticationFailed")):
+    for start, code in (("0001-01-01", None), ("2999-01-01", "AuthenticationFailed")):
         policy = Policy("old", f"{start}T00:00:00{ending}", f"2999-12-31T00:00:00{ending}", "r")
         wire.stage.change(ORDERS, labels=policies_label((policy,)))
         shown = wire.ask("GET", "/orders?comp=acl").texts("SignedIdentifier/AccessPolicy/Start")

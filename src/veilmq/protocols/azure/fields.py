@@ -89,7 +89,8 @@ def print_policy_time(text: str) -> str:
 
 def print_iso(instant: Instant) -> str:
     """`2026-11-21T03:37:00Z`, rounded down to the second."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(instant // SECOND_US))
+    moment = time.gmtime(instant // SECOND_US)
+    return f"{moment.tm_year:04d}{time.strftime('-%m-%dT%H:%M:%SZ', moment)}"  # %Y leaves out zeros
 
 
 def read_document(body: bytes, root: str, limit_bytes: int, text: str = "") -> Element:
