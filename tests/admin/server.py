@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 import uvicorn
+import uvloop
 
 from veilmq.cli.serve import admin_connection, admin_port
 from veilmq.console import application
@@ -95,15 +96,19 @@ class Running:
         self.cluster = None
         self.leads = True
         self.refused_waits = RefusedWaits(engine.waiting, engine.limits, engine.unread)
-        # With its protocol said, asyncio sets TCP_NODELAY on what it accepts; else each answer waits 40 ms for an ACK.
-        self.socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        self.socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(("127.0.0.1", port))
         self.socket.listen(100)
         self.port: int = self.socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self._ready = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), name="admin-under-test")
+        self._thread = threading.Thread(target=self._run, name="admin-under-test")
+
+    def _run(self) -> None:
+        """On the loop of a server: for a write to a lost connection it raises an error; asyncio's own does not."""
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(self._main())
 
     async def _main(self) -> None:
         self.loop = asyncio.get_running_loop()
@@ -119,6 +124,7 @@ class Running:
             lifespan="off",
             proxy_headers=False,
             access_log=False,
+            timeout_keep_alive=60,
         )
         config.load()
         config.ssl = self._context

@@ -4,6 +4,7 @@ import asyncio
 import json
 import socket
 import ssl
+import struct
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -308,6 +309,7 @@ def test_a_full_port_drops_the_oldest_connection_of_a_stranger(port: int, monkey
     entered = httpx.post(f"{origin['Origin']}/console/sign-in", data={"secret": TOKEN}, headers=origin)
     session = {"Cookie": entered.headers["set-cookie"].partition(";")[0]}
     monkeypatch.setattr(admin_connection, "CONNECTIONS_MAX", 6)
+    monkeypatch.setattr(admin_connection, "HEAD_S", 1_000.0)  # it is the newcomer for which the silent one goes
     clients = [HTTPConnection("127.0.0.1", port, timeout=60) for _ in range(8)]
     with ExitStack() as opened:
         for each in clients:
@@ -332,15 +334,90 @@ def test_a_full_port_drops_the_oldest_connection_of_a_stranger(port: int, monkey
         assert json.loads(following.getresponse().readline())["kind"] == "queue_created"
 
 
-def test_requests_that_are_sent_before_their_answers_are_bounded(port: int) -> None:
+PAGE = b"GET /console/sign-in HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+AHEAD = b"GET /health/live HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+
+
+def shown_metrics(port: int) -> str:
+    return httpx.get(f"http://127.0.0.1:{port}/metrics", headers={"Authorization": f"Bearer {TOKEN}"}).text
+
+
+def no_failure(port: int, caplog: pytest.LogCaptureFixture) -> bool:
+    errors = [record for record in caplog.records if record.levelname == "ERROR"]
+    return not errors and 'veilmq_failures_total{listener="admin"} 0.0' in shown_metrics(port)
+
+
+def test_requests_that_are_sent_before_their_answers_are_bounded(port: int, caplog: pytest.LogCaptureFixture) -> None:
     """Each takes kilobytes until it is answered. A stranger would take gigabytes with one connection."""
-    page = b"GET /console/sign-in HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+    caplog.set_level("INFO")
     with connected(port) as client:
-        client.sendall((page + b"\r\n") * 32 + page + b"Connection: close\r\n\r\n")
+        client.sendall((PAGE + b"\r\n") * 32 + PAGE + b"Connection: close\r\n\r\n")
         assert exchanged(client).count(b"HTTP/1.1 200 ") == 33
     with connected(port) as client:
-        client.sendall((page + b"\r\n") * 34)
+        client.sendall((PAGE + b"\r\n") * 40)
         assert exchanged(client) == b""
+    assert "it sent more than 32 requests behind" in caplog.text
+    assert no_failure(port, caplog)
+
+
+def test_garbage_behind_requests_is_no_failure(port: int, caplog: pytest.LogCaptureFixture) -> None:
+    with connected(port) as client:
+        client.sendall((PAGE + b"\r\n") * 2 + b"no HTTP\r\n\r\n")
+        exchanged(client)
+    assert no_failure(port, caplog)
+
+
+def waits(port: int, count: int) -> None:
+    """Until so many receives wait."""
+    end = time.monotonic() + 60
+    shown = ""
+    while f"\nveilmq_waiters {count}.0\n" not in shown:
+        assert time.monotonic() < end, shown
+        shown = shown_metrics(port)
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 34])
+def test_a_receive_of_one_who_has_gone_takes_no_message(port: int, ahead: int) -> None:
+    """With requests behind it, sent when it waits."""
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    queue = f"http://127.0.0.1:{port}/api/v1/queues/000000000000/us-east-1/parked"
+    with httpx.Client(headers=headers) as http:
+        assert http.put(queue, json={}).status_code == 201
+        wanted = b'{"wait_us": 20000000}'
+        with connected(port) as client:
+            asked = OPEN.replace(b"GET /api/v1/queues", b"POST /api/v1/queues/000000000000/us-east-1/parked/receive")
+            client.sendall(asked + b"Content-Length: %d\r\n\r\n" % len(wanted) + wanted)
+            waits(port, 1)
+            client.sendall(AHEAD * ahead)
+            if ahead <= 32:
+                waits(port, 1)  # the server has read what is ahead
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                client.close()  # by a reset
+            else:
+                assert exchanged(client) == b""
+            waits(port, 0)
+        assert http.post(queue + "/messages", json={"messages": [{"body": "kept"}]}).status_code == 200
+        assert len(http.post(queue + "/receive", json={}).json()["messages"]) == 1
+
+
+def test_who_reads_nothing_of_its_answer_is_dropped(
+    port: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setattr(admin_connection, "UNREAD_S", 0.2)
+    with socket.socket() as client:
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 1_000)  # so the kernels buffer little
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+        client.settimeout(60)
+        client.connect(("127.0.0.1", port))
+        sheet = b"GET /console/static/console.css HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+        client.sendall(sheet * 33)
+        end = time.monotonic() + 60
+        while "dropped the connection" not in caplog.text:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        assert exchanged(client).count(b"HTTP/1.1 200 ") < 33
+    assert no_failure(port, caplog)
 
 
 def test_connections_and_handshakes_have_one_bound(
@@ -375,10 +452,11 @@ def test_connections_and_handshakes_have_one_bound(
     ("asked", "reason"),
     [
         (b"no HTTP\r\n\r\n", "400 no HTTP request"),
+        (b"\x16\x03\x01\x02\x00", "400 the client speaks TLS and this port plain HTTP: its URL needs http://"),
         (b"GET /api/v1/queues HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n", "401 not_authenticated"),
         (OPEN.replace(b"queues", b"nothing") + b"Connection: close\r\n\r\n", "404 not_found"),
     ],
-    ids=["garbage", "a stranger", "a path"],
+    ids=["garbage", "TLS", "a stranger", "a path"],
 )
 def test_refusals_do_not_fill_the_log(port: int, caplog: pytest.LogCaptureFixture, asked: bytes, reason: str) -> None:
     caplog.set_level("INFO")

@@ -24,6 +24,15 @@ def test_ten_lines_a_second_of_each_reason_and_then_the_count(caplog: pytest.Log
     assert log.takes_at("403 AccessDenied", 6.0)
 
 
+def test_dropped_connections_are_counted_as_such(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    log = RefusalLog("admin", LOGGER, "dropped", "connection")
+    for _ in range(REFUSED_LINES_MAX + 2):
+        log.takes_at("the port is full", 1.0)
+    log.report()
+    assert caplog.messages == ["admin: dropped 2 more connections like these: the port is full"]
+
+
 def test_reasons_without_end_count_as_one() -> None:
     log = RefusalLog("sqs", LOGGER)
     taken = [log.takes_at(f"reason {number}", 1.0) for number in range(10 * REASONS_MAX)]

@@ -125,10 +125,13 @@ def _instant(record: logging.LogRecord) -> str:
 
 
 class RefusalLog:
-    """The refused requests of one port. Use it on the loop."""
+    """The refused requests of one port, or its dropped connections. Use it on the loop."""
 
-    def __init__(self, port: str, logger: logging.Logger) -> None:
+    def __init__(self, port: str, logger: logging.Logger, verb: str = "refused", noun: str = "request") -> None:
+        """verb, noun: what the port did, and to what, in the line that counts."""
         self._port = port
+        self._verb = verb
+        self._noun = noun
         self._logger = logger
         self._begun_s = float("-inf")
         self._seen: Counter[str] = Counter()
@@ -171,7 +174,8 @@ class RefusalLog:
         self._timer = None
         hidden, self._hidden = self._hidden, Counter()
         for reason, count in hidden.items():
-            self._logger.info("%s: refused %s like these: %s", self._port, counted(count, "more request"), reason)
+            more = counted(count, f"more {self._noun}")
+            self._logger.info("%s: %s %s like these: %s", self._port, self._verb, more, reason)
 
 
 LOOK_S: Final = 1.0

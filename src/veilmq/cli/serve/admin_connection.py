@@ -6,6 +6,9 @@ nor belong to a body (trailers, too), and a connection that owes a head has a de
 response. Bodies need neither: they are read behind access control, within `answers.BODY_BYTES_MAX`; that of a sign-in,
 which anybody may send, has bounds of its own. Trailers are dropped, or they would count as headers. uvicorn makes an
 exchange of every request that it reads, and reads on with every answer: more than `PIPELINED_MAX` end the connection.
+It would stop reading at the first one; with a few it reads on here, or it would not see that the client has gone.
+
+A client that reads nothing of an answer for `UNREAD_S` is dropped; while bytes go out, an answer may take any time.
 
 Beyond `CONNECTIONS_MAX` the oldest connection is dropped that has had no request with a valid token, key or session, as
 at the data ports (`KEEP_PLACE`). If each has had one, the newcomer is answered 503.
@@ -14,7 +17,9 @@ A client that ends its input after a request gets its answer, as on the data por
 answered empty at once (`INPUT_ENDED`), because it looks the same as one that was killed. With TLS the event loop closes
 such a connection.
 
-Before changing it: uvicorn writes chunks to an HTTP/1.0 client, which knows none (RFC 9112, 6.1): see `_Unframed`.
+Before changing it: uvicorn tells only the newest exchange that the client has gone, not the one that runs; and a write
+to a lost connection raises an error in uvloop, which would count as a failure of the server: see `_leave`. uvicorn
+writes chunks to an HTTP/1.0 client, which knows none (RFC 9112, 6.1): see `_Unframed`.
 """
 
 import asyncio
@@ -31,6 +36,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from veilmq.admin.access import INPUT_ENDED, REFUSALS
 from veilmq.protocols import absolute_form
 from veilmq.server.cluster.admin import CLIENT_HEADER, KEEP_PLACE, KNOWN_HEADER, PASSED_ON
+from veilmq.server.http.connection import unread_bytes_of
+from veilmq.server.http.intake import other_protocol
 from veilmq.server.logs import RefusalLog
 
 HEAD_BYTES_MAX: Final = 64 * 1024
@@ -40,12 +47,17 @@ HEAD_S: Final = 10.0
 CONNECTIONS_MAX: Final = 1_000
 PIPELINED_MAX: Final = 32
 """Requests of one connection behind the one that is being answered."""
+_READ_ON_MAX: Final = 4
+"""Of those, how many do not stop the reading."""
+UNREAD_S: Final = 30.0
+"""Deadline for a client to take something of an answer that waits for it."""
 _FULL: Final = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"  # it has asked for nothing
 )
 _FRAMING: Final = (b"content-length", b"transfer-encoding")
 _NO_LINGER: Final = struct.pack("ii", 1, 0)
 _STRANGERS: Final = "veilmq.strangers"
+_DROPS: Final = "veilmq.drops"
 log = logging.getLogger("veilmq.admin")
 
 
@@ -63,10 +75,14 @@ class Connection(HttpToolsProtocol):
         self._idle_bytes = 0
         """Bytes since a head began or ended, or a part of a body came."""
         self._deadline: asyncio.TimerHandle | None = None
+        self._unread_due: asyncio.TimerHandle | None = None
         self._input_ended = asyncio.Event()
+        self._running: Any = None
+        """The exchange whose answer the application makes; `cycle` may be one that came right behind."""
         self._application, self.app = self.app, self._answer
         # All connections of a server share these.
         self._refusals: RefusalLog = self.app_state.setdefault(REFUSALS, RefusalLog("admin", log))
+        self._drops: RefusalLog = self.app_state.setdefault(_DROPS, RefusalLog("admin", log, "dropped", "connection"))
         self._strangers: dict[Connection, None] = self.app_state.setdefault(_STRANGERS, {})
         """Those that have had no request with a valid token, key or session, the oldest first."""
 
@@ -82,9 +98,40 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._await_no_more()
+        self._await_no_reading()
         self._unset_keepalive_if_required()
         self.keep_place()
+        self._leave()
         super().connection_lost(exc)
+
+    def _leave(self) -> None:
+        """Tell the exchange that runs that its client has gone."""
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._await_reading()
+
+    def resume_writing(self) -> None:
+        self._await_no_reading()
+        super().resume_writing()
+
+    def _await_reading(self) -> None:
+        self._await_no_reading()
+        self._unread_due = self.loop.call_later(UNREAD_S, self._expect_reading, unread_bytes_of(self.transport))
+
+    def _expect_reading(self, before_bytes: int) -> None:
+        if unread_bytes_of(self.transport) < before_bytes:
+            self._await_reading()
+        else:
+            self.drop(f"it read nothing of an answer for {UNREAD_S:g} s")
+
+    def _await_no_reading(self) -> None:
+        if self._unread_due is not None:
+            self._unread_due.cancel()
+            self._unread_due = None
 
     def keep_place(self) -> None:
         """It is no stranger's, or not open: do not drop it for a newcomer."""
@@ -101,7 +148,7 @@ class Connection(HttpToolsProtocol):
     def drop(self, reason: str) -> None:
         """Close without an answer, and without waiting for the client to read what was written."""
         self.keep_place()
-        if self._refusals.takes(reason):
+        if self._drops.takes(reason):
             log.info("admin: dropped the connection of %s: %s", self._peer, reason)
         self.transport.abort()
 
@@ -114,7 +161,8 @@ class Connection(HttpToolsProtocol):
             self._parse(data)
         except HttpParserError:
             if not self.transport.is_closing():
-                self._refused(400, "no HTTP request")
+                spoken = None if self.cycle is not None or self._idle_bytes else other_protocol(data)
+                self._refused(400, spoken or "no HTTP request")
                 self.send_400_response("Invalid HTTP request received.")
         if self.transport.is_closing():
             return
@@ -193,11 +241,13 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
         if scope["http_version"] == "1.0":
             self.cycle.__class__ = _Unframed
+        if len(self.pipeline) <= _READ_ON_MAX:
+            self.flow.resume_reading()
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the application. If an answer to an HTTP/1.0 client fails or ends on the way, the connection is reset, or
         the client would take it for whole."""
-        exchange: Any = cast(Any, receive).__self__  # `self.cycle` may be of a request that came right behind
+        exchange = self._running = cast(Any, receive).__self__
         try:
             await self._application(scope, receive, send)
         finally:

@@ -53,6 +53,19 @@ _INT: Final = Struct("i")
 OVERFLOW_MAX: Final = 64
 
 
+def unread_bytes_of(transport: asyncio.Transport) -> int:
+    """What the other end has not received, in our buffer and in the kernel's, which may hold megabytes."""
+    unread_bytes = transport.get_write_buffer_size()
+    sock = transport.get_extra_info("socket")
+    if sock is None:  # of TLS: being lost
+        return unread_bytes
+    try:
+        (queued_bytes,) = _INT.unpack(ioctl(sock.fileno(), TIOCOUTQ, _INT.pack(0)))
+    except OSError:  # closed already
+        return unread_bytes
+    return unread_bytes + int(queued_bytes)
+
+
 class Connection(asyncio.Protocol):
     """See the module. `deadline` is on the loop's clock."""
 
@@ -371,16 +384,8 @@ class Connection(asyncio.Protocol):
         self.deadline = self._listener.due(self._listener.limits.answer_deadline_s)
 
     def _unread_bytes(self) -> int:
-        """Bytes that the client has not received, in our buffer and in the kernel's, which may hold megabytes."""
-        unread_bytes = len(self._rest) + self._transport.get_write_buffer_size()
-        sock = self._transport.get_extra_info("socket")
-        if sock is None:  # of TLS: being lost
-            return unread_bytes
-        try:
-            (queued_bytes,) = _INT.unpack(ioctl(sock.fileno(), TIOCOUTQ, _INT.pack(0)))
-        except OSError:  # closed already
-            return unread_bytes
-        return unread_bytes + int(queued_bytes)
+        """Bytes that the client has not received."""
+        return len(self._rest) + unread_bytes_of(self._transport)
 
     def close(self) -> None:
         self.phase = CLOSING

@@ -37,6 +37,11 @@ _OTHER_PROTOCOLS: Final = {
 """How a connection of each begins: the handshake record of RFC 8446, 5.1, and the preface of RFC 9113, 3.4."""
 
 
+def other_protocol(data: bytes) -> str | None:
+    """What a client speaks instead of HTTP/1.1, if its first bytes, or those of a request, show it."""
+    return next((reason for start, reason in _OTHER_PROTOCOLS.items() if data.startswith(start)), None)
+
+
 class Refusal(Exception):
     """A refused request: the status, and the reason for the client.
 
@@ -170,16 +175,11 @@ class Intake:
                 raise
             self.refusal = error.__context__
         except httptools.HttpParserError as error:
-            self.refusal = Refusal(400, self._other_protocol(data) or f"malformed request: {error}")
+            spoken = None if self.fed_bytes else other_protocol(data)
+            self.refusal = Refusal(400, spoken or f"malformed request: {error}")
         if not self.ready:
             self._measure(len(data) - len(rest))
         return rest
-
-    def _other_protocol(self, data: bytes) -> str | None:
-        """What the client speaks instead of HTTP/1.1, if the data is the first of a request and shows it."""
-        if self.fed_bytes:
-            return None
-        return next((reason for start, reason in _OTHER_PROTOCOLS.items() if data.startswith(start)), None)
 
     def _measure(self, size: int) -> None:
         self.fed_bytes += size
