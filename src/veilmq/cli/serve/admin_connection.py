@@ -161,7 +161,7 @@ class Connection(HttpToolsProtocol):
             self._parse(data)
         except HttpParserError:
             if not self.transport.is_closing():
-                spoken = None if self.cycle is not None or self._idle_bytes else other_protocol(data)
+                spoken = None if self._running or self._idle_bytes else other_protocol(data)
                 self._refused(400, spoken or "no HTTP request")
                 self.send_400_response("Invalid HTTP request received.")
         if self.transport.is_closing():
