@@ -29,6 +29,7 @@ from veilmq.client.messages import Template
 from veilmq.client.queue import Queue
 from veilmq.client.receiver import AsyncReceiver, Receiver
 from veilmq.client.worker import Worker
+from veilmq.client.wrapping import GatheredDeletes
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid, QueueExists, QueueMissing
 from veilmq.testing.client_contract import for_each
 from veilmq.testing.local import ServerProcess
@@ -177,6 +178,7 @@ class TestUrls:
         used(connect(f"{url}/{scheme}-jobs?tls=0&create=1"))
         again = connect(f"{url}/{scheme}-jobs?tls=0")
         assert repr(Receiver(again)) == f"Receiver({type(again.inner).__name__}('{scheme}-jobs'))"
+        assert repr(GatheredDeletes(again)) == f"GatheredDeletes({type(again.inner).__name__}('{scheme}-jobs'))"
         used(again)
         with pytest.raises(QueueMissing) as refused:
             connect(f"{url}/missing?tls=0")

@@ -36,6 +36,9 @@ class Wrapping(Closing):
         """Raises ParameterInvalid if it is not a queue."""
         self.inner = checks.queue(inner, "inner")
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.inner!r})"
+
     @property
     def name(self) -> str:
         return self.inner.name

@@ -141,11 +141,10 @@ def with_request_id(error: VeilError, refusal: Refusal) -> VeilError:
     return error
 
 
-def refuse_page(headers: Mapping[str, str], service: str) -> None:
-    """Raise TransportError if an answer that should be the service's is a web page: a proxy's or a portal's log-in."""
-    if any(name.lower() == "content-type" and "text/html" in text.lower() for name, text in headers.items()):
-        reason = f"the answer is a web page, not {service}'s: something between here and the service wrote it"
-        raise TransportError(reason=reason, may_have_happened=True)
+def foreign_answer(service: str) -> TransportError:
+    """The error for an answer of success that cannot be the service's, such as the log-in page of a proxy or portal."""
+    reason = f"the answer is a web page or the like, not {service}'s: something between here and the service wrote it"
+    return TransportError(reason=reason, may_have_happened=True)
 
 
 def _invalid_value(refusal: Refusal) -> VeilError:

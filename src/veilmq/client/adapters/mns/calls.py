@@ -46,7 +46,7 @@ from mns.mns_http import MNSHTTPConnection, MNSHTTPSConnection  # type: ignore[i
 from mns.mns_request import SendMessageRequest, SendMessageRequestEntry  # type: ignore[import-untyped]
 
 from veilmq.client.adapters.cloud import EXTEND_SECONDS, client_name, encode_base64
-from veilmq.client.adapters.service_errors import Refusal, error_in, invalid, refuse_page
+from veilmq.client.adapters.service_errors import Refusal, error_in, foreign_answer, invalid
 from veilmq.client.errors import TransportError, advised
 from veilmq.client.messages import LEASE_HINT_ATTRIBUTE, AttributeValue, Message, Peeked, Received, hint_of, untyped
 from veilmq.client.queue import ById, Capabilities, fingerprint
@@ -122,7 +122,10 @@ TIMEOUT_SECONDS: Final = 60.0
 
 
 _EXTEND: Final = "change_message_visibility"
-_REDIRECTED: Final = 300
+_WITHOUT_RESULT: Final = frozenset({"delete_message", "batch_delete_message", "delete_queue", "delete_topic"})
+_NO_CONTENT: Final = 204
+"""The only status with which these succeed."""
+_REDIRECTED: Final = range(300, 400)
 _REASON_CHARACTERS: Final = 500
 """The SDK quotes the whole answer, which may be a web page."""
 
@@ -263,10 +266,11 @@ class ThreadClients:
                 mine.connection.went_out = False
                 mine.client.report = None if report is None else write_header(report.reported, report.failure)
                 getattr(mine.client, method)(request, response)
-                # The SDK takes every answer below 400 to a call without a result, a delete, for success.
-                if response.status >= _REDIRECTED:
-                    raise TransportError(reason=f"{self.host} redirects to another address", may_have_happened=True)
-                refuse_page(response.header, "MNS")
+                # The SDK takes every answer below 400 to a call without a result for success.
+                if response.status in _REDIRECTED:
+                    raise self._redirects()
+                if method in _WITHOUT_RESULT and response.status != _NO_CONTENT:
+                    raise foreign_answer("MNS")
             whole = True
         except MNSServerException as error:
             whole = True
@@ -274,16 +278,22 @@ class ThreadClients:
         except MNSClientParameterException as error:
             raise ParameterInvalid(parameter="request", reason=str(error.message)) from error
         except (MNSClientException, KeyError, ValueError, TypeError) as error:
-            # The connection broke, or the SDK cannot read the answer.
+            # The connection broke, or the SDK cannot read the answer, which it quotes.
+            if response.status in _REDIRECTED:
+                raise self._redirects() from error
             reason = f"{self.host}: {getattr(error, 'message', None) or error or type(error).__name__}"
             reason = "".join(each if each.isprintable() else " " for each in reason)[:_REASON_CHARACTERS]
-            raise TransportError(reason=advised(reason), may_have_happened=mine.connection.went_out) from error
+            reason = advised(reason) if response.status < 0 else reason
+            raise TransportError(reason=reason, may_have_happened=mine.connection.went_out) from error
         finally:
             if whole:
                 self._mine.client = mine
             if mine.closing or not whole:
                 mine.connection.close()
         return response
+
+    def _redirects(self) -> TransportError:
+        return TransportError(reason=f"{self.host} redirects to another address", may_have_happened=True)
 
     def close(self) -> None:
         """Close the connections. A later call opens its own."""

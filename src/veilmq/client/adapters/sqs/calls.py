@@ -39,7 +39,7 @@ from botocore.parsers import ResponseParserError  # type: ignore[import-untyped]
 from botocore.session import Session  # type: ignore[import-untyped]
 
 from veilmq.client.adapters.cloud import EXTEND_SECONDS, client_name, is_here
-from veilmq.client.adapters.service_errors import Refusal, error_of, refuse_page
+from veilmq.client.adapters.service_errors import Refusal, error_of, foreign_answer
 from veilmq.client.errors import STRANGE, ServiceError, TransportError, advised, strange_answer
 from veilmq.client.messages import LEASE_HINT_ATTRIBUTE, Message, Received, hint_of, untyped
 from veilmq.client.queue import Capabilities, fingerprint
@@ -120,6 +120,8 @@ class _Attempts(threading.local):
 
     reached = False
     """Whether an attempt may have been carried out."""
+    foreign = False
+    """Whether the last answer is not SQS's."""
 
 
 _NO_CREDENTIALS: Final = (
@@ -193,13 +195,15 @@ class Calls(OfProcess):
             self._attempts.reached |= not isinstance(caught_exception, _UNSENT)
         elif response is not None:
             self._attempts.reached |= response[0].status_code >= 500
+            # SQS's answers are JSON objects, or empty. Its emulators call them text/html, too.
+            self._attempts.foreign = response[0].content.lstrip()[:1] not in (b"{", b"")
 
     def call(self, method: str, queue: str, *, size_bytes: int = 0, **given: Any) -> dict[str, Any]:
         """The answer of one operation (snake case). `queue` and `size_bytes` are for errors.
 
         Raises QueueMissing, TransportError, ServiceError and the errors of `service_errors`.
         """
-        self._attempts.reached = False
+        self._attempts.reached = self._attempts.foreign = False
         if self.inherited:
             self._pid = self._this()
             self.client.close()  # it opens new ones when it needs them
@@ -219,8 +223,9 @@ class Calls(OfProcess):
             raise Unsent(code=type(error).__name__, status=0, request_id="", message=message) from error
         except STRANGE as error:
             raise strange_answer(error) from error
-        # boto3 reads a web page as an answer without members: a delete would be done, and a queue empty.
-        refuse_page(answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}), "SQS")
+        if self._attempts.foreign:
+            # boto3 reads a web page as an answer without members: a delete would be done, and a queue empty.
+            raise foreign_answer("SQS")
         return answer
 
     def _refused(self, error: ClientError, queue: str, size_bytes: int) -> VeilError:

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
-from veilmq.client.adapters.service_errors import Refusal, error_of, port_name
+from veilmq.client.adapters.service_errors import Refusal, error_of, foreign_answer, port_name
 from veilmq.client.adapters.veil.connections import Answer, Connection, Pool, Signer
 from veilmq.client.errors import ServiceError, TransportError
 from veilmq.client.messages import AttributeValue, Message, Peeked, Received, Sent, size_bytes, typed, untyped
@@ -44,6 +44,8 @@ _TOO_LARGE: Final = 413
 _UNKNOWN_KEY: Final = frozenset({"InvalidClientTokenId", "UnrecognizedClientException"})
 _OTHER_PORT: Final = "veil:// goes to a server's --sqs port, 9324 unless told, and another one answers here"
 _NO_KEY: Final = "the URL names no key, and this server has credentials: say veil://KEY:SECRET@HOST:PORT/NAME"
+_REQUEST_ID: Final = b"x-amzn-requestid"
+"""Our server's answers have it, whatever their status."""
 _ENCODE: Final = msgspec.json.Encoder(enc_hook=checks.plain).encode
 
 
@@ -89,7 +91,7 @@ class Done(NamedTuple):
 
 
 def _request_id(answer: Answer) -> str:
-    return answer.header(b"x-amzn-requestid").decode("latin-1")
+    return answer.header(_REQUEST_ID).decode("latin-1")
 
 
 class _Error(msgspec.Struct):
@@ -141,6 +143,8 @@ class Calls:
         return Done(self._decoded(kind, answer), again, answer)
 
     def _decoded(self, kind: Operation, answer: Answer) -> Any:
+        if _REQUEST_ID not in answer.head.lower():  # JSON of a proxy or portal would be a result without members
+            raise foreign_answer("a VeilMQ server")
         try:
             return kind.decoder.decode(answer.body or b"{}")
         except (ValueError, RecursionError) as error:
