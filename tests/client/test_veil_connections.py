@@ -29,9 +29,13 @@ GRANTED = b'{"Messages":[{"Id":"1","Body":"x","Handle":"h","Lease":600,"Sent":1,
 GONE = b'{"Failures":[{"Index":0,"Error":{"Name":"MessageGone","Fields":{"sequence":1,"attempt":1},"Message":""}}]}'
 
 
+NAMED = b"x-amzn-RequestId: 1\r\n"
+
+
 def answer(body: bytes, status: bytes = b"200 OK", headers: bytes = b"") -> bytes:
     """As our server writes it."""
-    return b"HTTP/1.1 %b\r\nContent-Length: %d%b\r\n\r\n%b" % (status, len(body), headers, body)
+    known = NAMED if status == b"200 OK" else b""
+    return b"HTTP/1.1 %b\r\n%bContent-Length: %d%b\r\n\r\n%b" % (status, known, len(body), headers, body)
 
 
 Step = Callable[[socket.socket], None]
@@ -277,15 +281,17 @@ def test_a_name_that_does_not_resolve() -> None:
 
 def chunked(*parts: bytes) -> bytes:
     lines = b"".join(b"%x;x=y\r\n%b\r\n" % (len(part), part) for part in parts)
-    return b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + lines + b"0\r\nTrailer: 1\r\n\r\n"
+    return b"HTTP/1.1 200 OK\r\n" + NAMED + b"Transfer-Encoding: chunked\r\n\r\n" + lines + b"0\r\nTrailer: 1\r\n\r\n"
 
 
 ANSWERS = {
     "plain": (answer(DESCRIBED),),
     "byte by byte": tuple(bytes((byte,)) for byte in answer(DESCRIBED)),
     "head, then body": (answer(DESCRIBED)[: -len(DESCRIBED)], DESCRIBED),
-    "as a proxy writes it": (b"HTTP/1.1 200 OK\r\ncontent-length:%d \r\n\r\n%b" % (len(DESCRIBED), DESCRIBED),),
-    "without a phrase": (b"HTTP/1.1 200\r\nContent-Length: %d\r\n\r\n%b" % (len(DESCRIBED), DESCRIBED),),
+    "as a proxy writes it": (
+        b"HTTP/1.1 200 OK\r\n%bcontent-length:%d \r\n\r\n%b" % (NAMED.lower(), len(DESCRIBED), DESCRIBED),
+    ),
+    "without a phrase": (b"HTTP/1.1 200\r\n%bContent-Length: %d\r\n\r\n%b" % (NAMED, len(DESCRIBED), DESCRIBED),),
     "chunks": (chunked(DESCRIBED[:7], DESCRIBED[7:]),),
     "chunks, cut": (chunked(DESCRIBED)[:90], chunked(DESCRIBED)[90:]),
     "a hint before": (b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" + answer(DESCRIBED),),

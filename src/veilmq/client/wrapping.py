@@ -103,9 +103,7 @@ class Wrapping(Closing):
 
 def innermost(queue: Queue) -> Queue:
     """The queue that all patterns around it wrap."""
-    while isinstance(queue, Wrapping):
-        queue = queue.inner
-    return queue
+    return innermost(queue.inner) if isinstance(queue, Wrapping) else queue
 
 
 def changing_bodies(queue: Queue) -> str | None:
@@ -119,12 +117,9 @@ def changing_bodies(queue: Queue) -> str | None:
 
 def handles_of(queue: Queue) -> list[type]:
     """The patterns around it that have handles of their own."""
-    found = []
-    while isinstance(queue, Wrapping):
-        if queue.changes_handles:
-            found.append(type(queue))
-        queue = queue.inner
-    return found
+    if not isinstance(queue, Wrapping):
+        return []
+    return ([type(queue)] if queue.changes_handles else []) + handles_of(queue.inner)
 
 
 UNDER_WAY_MAX: Final = 2

@@ -123,10 +123,7 @@ class InOneProcess:
     ) -> None:
         if os.getpid() != self._pid and kind is not GeneratorExit:  # a coroutine of the parent's is discarded
             try:
-                text = (
-                    "a process that your code forked (a handler, callback, guard, plan, meter, backoff or checkpoints)"
-                    " returned from it or raised: end it by os._exit()"
-                )
+                text = "your code (handler, callback, guard, plan ...) forked a process that left it: use os._exit()"
                 log.error(text, exc_info=error)
             finally:
                 os._exit(1)
