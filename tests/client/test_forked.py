@@ -337,9 +337,9 @@ def test_a_child_that_leaves_what_its_parents_keeper_calls_extends_nothing(embed
     ended: dict[str, int] = {}
     heard = threading.Event()
 
-    def extend_due() -> None:
+    def apart(call: Callable[[], object]) -> None:
         """In a thread of its own, so that a child that goes on is not the tests a second time."""
-        thread = threading.Thread(target=keeper.extend_due)
+        thread = threading.Thread(target=call)
         thread.start()
         thread.join()
 
@@ -353,7 +353,14 @@ def test_a_child_that_leaves_what_its_parents_keeper_calls_extends_nothing(embed
             ended["next_lease"] = code_of_one_that_leaves()
             return 15.0
 
-        def finished(self, message: Received, held: float) -> None: ...
+        def finished(self, message: Received, held: float) -> None:
+            ended["finished"] = code_of_one_that_leaves()
+
+        def redelivered(self, message: Received) -> None:
+            ended["redelivered"] = code_of_one_that_leaves()
+
+        def given_back(self, message: Received) -> None:
+            ended["given_back"] = code_of_one_that_leaves()
 
         def lost(self, message: Received, held: float) -> None:
             ended["lost"] = code_of_one_that_leaves()
@@ -372,13 +379,16 @@ def test_a_child_that_leaves_what_its_parents_keeper_calls_extends_nothing(embed
         lease = keeper.register(queue.receive(lease=15)[0])
         lease.on_lost(partial(hear, "watch"))
         embedded.pass_time(12)
-        extend_due()
+        apart(keeper.extend_due)
         assert lease.remaining() > 10, "extended"
         embedded.pass_time(20)
-        extend_due()
+        apart(keeper.extend_due)
         assert lease.lost.is_set()
         assert heard.wait(ALARM_SECONDS)
-    assert ended == dict.fromkeys(["next_lease", "late", "lost", "on_lost", "watch"], 1)
+        apart(lambda: keeper.register(queue.receive(lease=15)[0]).release())
+        apart(lambda: keeper.register(queue.receive(lease=15)[0]).delete())
+    of_plan = {"next_lease", "late", "lost", "redelivered", "given_back", "finished"}
+    assert ended == dict.fromkeys(of_plan | {"on_lost", "watch"}, 1)
 
 
 def terminating(job: object) -> list[int]:

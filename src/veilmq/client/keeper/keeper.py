@@ -162,7 +162,7 @@ class LeaseKeeper(Closing, OfProcess):
             if table.next_look() < self._sleeps_until:
                 self._wake.notify()
         if self._crashes is not None and received.receive_count > 1:
-            self._crashes.redelivered(received)
+            in_one_process(self._crashes.redelivered, received)
         return held
 
     def extend(self, message: Lease | Received, seconds: float, body: str | None = None) -> None:
@@ -196,7 +196,7 @@ class LeaseKeeper(Closing, OfProcess):
         held = (lease := self._held(message)).status is not State.DONE
         self._end(lease, lambda: self.queue.release(lease.newest, delay, failure=failure))
         if self._crashes is not None and held and lease.status is State.DONE:
-            self._crashes.given_back(lease.message)
+            in_one_process(self._crashes.given_back, lease.message)
 
     def delete(self, message: Lease | Received) -> None:
         """Delete the message. Raises like `Lease.delete`; ParameterInvalid if it is not held."""
@@ -204,7 +204,7 @@ class LeaseKeeper(Closing, OfProcess):
         before = self.clock.monotonic()
         self._end(lease, lambda: self._delete(lease))
         if self._learner is not None and held and lease.status is State.DONE:
-            self._learner.finished(lease.message, before - lease.registered)
+            in_one_process(self._learner.finished, lease.message, before - lease.registered)
 
     def forget(self, message: Lease | Received) -> None:
         """Stop extending it: the message comes back when its lease ends. Raises ParameterInvalid if it is not held."""
@@ -482,7 +482,7 @@ class LeaseKeeper(Closing, OfProcess):
                     if isinstance(answer, VeilError):
                         log.info("queue %s: message %s not released: %s", self.queue.name, lease.message.id, answer)
                     elif self._crashes is not None:
-                        self._crashes.given_back(lease.message)
+                        in_one_process(self._crashes.given_back, lease.message)
             finally:
                 done.release()
 
