@@ -516,7 +516,7 @@ def test_a_loop_outlives_what_goes_wrong_meanwhile(server: ServerProcess, export
         server.kill()
         with port_kept(int(port)):
             export(events, here)
-            wait_for("err", "cannot be told", 1)
+            wait_for("err", "cannot be reached", 1)
             server.options = ("--admin", f"127.0.0.1:{port}")
             server.start()
         wait_for("out", "media: suggested", told + 1)
