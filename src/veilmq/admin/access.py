@@ -28,8 +28,6 @@ from veilmq.server.cluster.admin import KEEP_PLACE
 from veilmq.server.http.intake.plain import is_host
 from veilmq.server.logs import RefusalLog
 
-INPUT_ENDED: Final = "veilmq.input_ended"
-"""In the scope: an event that is set when the client sends nothing more, though it may still read its answer."""
 REFUSALS: Final = "veilmq.refusals"
 """In the state of the scope: the RefusalLog of the port."""
 CALLER: Final = "veilmq.caller"

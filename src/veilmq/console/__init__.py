@@ -22,10 +22,11 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from veilmq.admin.access import CALLER, INPUT_ENDED, Caller
+from veilmq.admin.access import CALLER, Caller
 from veilmq.admin.app import create_app
 from veilmq.admin.service import Service
 from veilmq.model.settings.queue import QueueKey
+from veilmq.server.cluster.admin import INPUT_ENDED
 from veilmq.server.config.settings import Settings
 
 HOME: Final = "/console/"

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from veilmq.admin.access import INPUT_ENDED, Caller
+from veilmq.admin.access import Caller
 from veilmq.admin.answers import (
     answer,
     body_of,
@@ -57,6 +57,7 @@ from veilmq.model.outcomes import Outcome, QueuesListed, Received
 from veilmq.model.settings.access import Action
 from veilmq.model.settings.queue import QueueKey
 from veilmq.model.settings.topic import TopicKey
+from veilmq.server.cluster.admin import INPUT_ENDED
 from veilmq.server.port import may_send_to_targets
 from veilmq.store.reader import QueueState
 

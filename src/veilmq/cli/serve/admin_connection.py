@@ -33,9 +33,9 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from veilmq.admin.access import INPUT_ENDED, REFUSALS
+from veilmq.admin.access import REFUSALS
 from veilmq.protocols import absolute_form
-from veilmq.server.cluster.admin import CLIENT_HEADER, KEEP_PLACE, KNOWN_HEADER, PASSED_ON
+from veilmq.server.cluster.admin import CLIENT_HEADER, INPUT_ENDED, KEEP_PLACE, KNOWN_HEADER, PASSED_ON
 from veilmq.server.http.connection import unread_bytes_of
 from veilmq.server.http.intake import other_protocol
 from veilmq.server.logs import RefusalLog

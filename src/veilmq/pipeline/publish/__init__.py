@@ -121,8 +121,4 @@ def _verdict(server: str, status: int, body: bytes) -> str:
             return "applied" if json.loads(body)["plan"]["applied"] is not None else "suggested"
     except (ValueError, LookupError, TypeError, RecursionError):
         pass
-    raise _no_port(server, status)
-
-
-def _no_port(server: str, status: int) -> SourceUnreachable:
-    return SourceUnreachable(f"{server} is no VeilMQ admin port: it answers {status}.", "Is the URL right?")
+    raise SourceUnreachable(f"{server} is no VeilMQ admin port: it answers {status}.", "Is the URL right?")

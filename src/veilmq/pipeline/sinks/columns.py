@@ -1,6 +1,6 @@
 """Do rows fit a Delta table? Their columns, the nulls in them, and what the table requires of a writer.
 
-Strategy: a Delta transaction accepts any files, so whoever commits some checks them first. Columns and types are
+Strategy: a Delta transaction accepts any files, so the sink checks them before it commits them. Columns and types are
 compared before anything is written, and nulls are looked for in each file. A table is refused if it has requirements
 that this writer does not meet: for rows (constraints, invariants, values that the writer must generate), for files
 (column mapping, other partitions), or by a feature of the protocol that is not known here.

@@ -6,7 +6,8 @@ table was removed, Spark writes files that it cannot read, for the log of the fi
 directory be two tables: a Delta reader ignores what the Parquet sink wrote, and the other way round.
 
 The Delta sink identifies batches by the query's id, too. But a checkpoint that was restored from a backup has the same
-id, and gives new batches numbers that the table has; so has a copy, which the table's marks tell (`claims`).
+id, and gives new batches numbers that the table has; a copy does the same, and the marks in the table show it
+(`claims`).
 
 Strategy: compare the last batch in the sink's log with the last in the checkpoint's. Python reads the logs that it
 finds. Spark looks for the others, with its own connector: those at a URL, and those at a path without a scheme if its

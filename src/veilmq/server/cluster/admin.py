@@ -29,6 +29,8 @@ KNOWN_HEADER: Final = b"x-veilmq-known"
 """Of an answer to another server: the client has shown a valid token, key or session."""
 PASSED_ON: Final = "veilmq.passed_on"
 """In the scope of a request that another server has passed on."""
+INPUT_ENDED: Final = "veilmq.input_ended"
+"""In the scope: an event that is set when the client sends nothing more, though it may still read its answer."""
 KEEP_PLACE: Final = "veilmq.keep_place"
 """In the scope: to be called if the request has a valid token, key or session. When the port is full, a connection that
 has had none is dropped for a newcomer."""
@@ -43,7 +45,7 @@ _HOP: Final = frozenset(
 """Headers of one connection (RFC 9110, 7.6.1), and ours."""
 _READS: Final = frozenset({"GET", "HEAD"})
 OWN_PATHS: Final = frozenset({"/health/live", "/health/ready", "/metrics"})
-"""Where each server answers for itself, whoever owns the queues."""
+"""Paths that each server answers itself, whichever server owns the queues."""
 _KEY: Final = b"idempotency-key"
 _LOST: Final = "the owner went away amid the request: look whether it was carried out, then try again"
 _KEPT_BYTES: Final = 1 << 20
@@ -267,7 +269,7 @@ async def _send_body(writer: asyncio.StreamWriter, scope: Scope, receive: Receiv
 
 async def _end_input(writer: asyncio.StreamWriter, scope: Scope) -> None:
     """The client has ended its input: a receive that waits shall be answered."""
-    ended: asyncio.Event | None = scope.get("veilmq.input_ended")
+    ended: asyncio.Event | None = scope.get(INPUT_ENDED)
     if ended is not None:
         await ended.wait()
         if writer.can_write_eof():

@@ -361,8 +361,12 @@ class Checkpointer:
         """Whether the next `committed` may wait for the bulk, or copy its remainder."""
         if self._ended or self.failed is not None:
             return True
-        bulk = self._bulk
-        return bulk is not None and bulk.is_alive() and self.wal_pages - self._began >= self._pages_max // 2
+        return self._is_copying and self.wal_pages - self._began >= self._pages_max // 2
+
+    @property
+    def _is_copying(self) -> bool:
+        """Whether a bulk is under way."""
+        return self._bulk is not None and self._bulk.is_alive()
 
     def committed(self, wal_pages: int, *, was_behind: bool = True) -> None:
         """Call after each commit and before the next batch opens; in the commit's thread if `is_behind` was true.
@@ -395,7 +399,7 @@ class Checkpointer:
         Only a checkpoint truncates it. A checkpoint with nothing to truncate would only let the file grow, so none is
         run then.
         """
-        if self._bulk is not None and self._bulk.is_alive():
+        if self._is_copying:
             return
         if os.stat(self._path).st_size > int(self._connection.pragma("page_count")) * self.page_bytes:
             self._bulks = 0
@@ -404,7 +408,7 @@ class Checkpointer:
     def look_again(self) -> None:
         """Copy what gathered behind a long read, if that has ended: where little is written, no commit asks for long.
         Call now and then, when no batch is open."""
-        if self._bulk is not None and self._bulk.is_alive():
+        if self._is_copying:
             return
         if self._ended and not self._ahead and self.wal_pages - self._copied > _REMAINDER_PAGES:
             self._begin(self.wal_pages)
