@@ -15,26 +15,7 @@ import msgspec
 from msgspec import UNSET
 
 from veilmq.admin.api import Refused, described, inputs, views
-from veilmq.model.commands import (
-    AfterExpiry,
-    AnyCommand,
-    CancelMove,
-    ChangeQueue,
-    CreateQueue,
-    Delete,
-    DeleteQueue,
-    DescribeQueue,
-    DropQuarantined,
-    Extend,
-    Origin,
-    Peek,
-    PurgeQueue,
-    Receive,
-    RevertPlan,
-    Send,
-    StartMove,
-    SuggestPlan,
-)
+from veilmq.model import commands
 from veilmq.model.errors import ParameterInvalid, VeilError
 from veilmq.model.instant import Instant
 from veilmq.model.messages import NO_EXTRAS, Attribute, Extras, first_forbidden_character
@@ -73,7 +54,7 @@ class Asked(NamedTuple):
     """The queue, the caller, and when the request arrived."""
 
     queue: QueueKey
-    origin: Origin
+    origin: commands.Origin
     arrived: Instant
 
 
@@ -104,24 +85,24 @@ class Operation(NamedTuple):
     suffix: str
     action: Action
     shape: type[Any]
-    plan: Callable[[Asked, Any], Sequence[AnyCommand]]
+    plan: Callable[[Asked, Any], Sequence[commands.AnyCommand]]
     """Raises ParameterInvalid."""
     show: Callable[[Sequence[Outcome]], dict[str, Any]]
     """Raises the outcome if it is an error; with several, the first one if none succeeded."""
 
 
-def _describe(asked: Asked, _: inputs.Nothing) -> Sequence[AnyCommand]:
-    return (DescribeQueue(queue=asked.queue, origin=asked.origin),)
+def _describe(asked: Asked, _: inputs.Nothing) -> Sequence[commands.AnyCommand]:
+    return (commands.DescribeQueue(queue=asked.queue, origin=asked.origin),)
 
 
-def _create(asked: Asked, wanted: inputs.CreateInput) -> Sequence[AnyCommand]:
-    return (CreateQueue(queue=asked.queue, origin=asked.origin, change=_change_of(asked.queue, wanted)),)
+def _create(asked: Asked, wanted: inputs.CreateInput) -> Sequence[commands.AnyCommand]:
+    return (commands.CreateQueue(queue=asked.queue, origin=asked.origin, change=_change_of(asked.queue, wanted)),)
 
 
-def _change(asked: Asked, wanted: inputs.ChangeInput) -> Sequence[AnyCommand]:
+def _change(asked: Asked, wanted: inputs.ChangeInput) -> Sequence[commands.AnyCommand]:
     version = None if wanted.if_version is UNSET else wanted.if_version
     change = _change_of(asked.queue, wanted)
-    return (ChangeQueue(queue=asked.queue, origin=asked.origin, change=change, if_version=version),)
+    return (commands.ChangeQueue(queue=asked.queue, origin=asked.origin, change=change, if_version=version),)
 
 
 def _change_of(queue: QueueKey, wanted: inputs.SettingsInput) -> SettingsChange:
@@ -161,38 +142,38 @@ def _sibling(queue: QueueKey, name: str) -> QueueKey:
     return QueueKey(queue.account, queue.region, name)
 
 
-def _remove(asked: Asked, _: inputs.Nothing) -> Sequence[AnyCommand]:
-    return (DeleteQueue(queue=asked.queue, origin=asked.origin),)
+def _remove(asked: Asked, _: inputs.Nothing) -> Sequence[commands.AnyCommand]:
+    return (commands.DeleteQueue(queue=asked.queue, origin=asked.origin),)
 
 
-def _purge(asked: Asked, _: inputs.Nothing) -> Sequence[AnyCommand]:
-    return (PurgeQueue(queue=asked.queue, origin=asked.origin),)
+def _purge(asked: Asked, _: inputs.Nothing) -> Sequence[commands.AnyCommand]:
+    return (commands.PurgeQueue(queue=asked.queue, origin=asked.origin),)
 
 
-def _drop(asked: Asked, wanted: inputs.DropInput) -> Sequence[AnyCommand]:
+def _drop(asked: Asked, wanted: inputs.DropInput) -> Sequence[commands.AnyCommand]:
     return [
-        DropQuarantined(
+        commands.DropQuarantined(
             queue=asked.queue, origin=asked.origin, message=inputs.message_id(message, f"messages[{place}]")
         )
         for place, message in enumerate(wanted.messages)
     ]
 
 
-def _suggest(asked: Asked, wanted: inputs.PlanInput) -> Sequence[AnyCommand]:
+def _suggest(asked: Asked, wanted: inputs.PlanInput) -> Sequence[commands.AnyCommand]:
     plan = LeasePlan(lease_us=wanted.lease_us, by_type=wanted.by_type, floor_us=wanted.floor_us, why=wanted.why)
-    return (SuggestPlan(queue=asked.queue, origin=asked.origin, plan=plan),)
+    return (commands.SuggestPlan(queue=asked.queue, origin=asked.origin, plan=plan),)
 
 
-def _revert(asked: Asked, wanted: RevertInput) -> Sequence[AnyCommand]:
+def _revert(asked: Asked, wanted: RevertInput) -> Sequence[commands.AnyCommand]:
     made = None if wanted.made is None else Instant(wanted.made)
-    return (RevertPlan(queue=asked.queue, origin=asked.origin, why=wanted.why, made=made),)
+    return (commands.RevertPlan(queue=asked.queue, origin=asked.origin, why=wanted.why, made=made),)
 
 
-def _send(asked: Asked, wanted: inputs.SendInput) -> Sequence[AnyCommand]:
+def _send(asked: Asked, wanted: inputs.SendInput) -> Sequence[commands.AnyCommand]:
     return [_send_of(asked, place, message) for place, message in enumerate(wanted.messages)]
 
 
-def _send_of(asked: Asked, place: int, message: inputs.MessageInput) -> Send:
+def _send_of(asked: Asked, place: int, message: inputs.MessageInput) -> commands.Send:
     forbidden = first_forbidden_character(message.body)
     if forbidden is not None:
         reason = f"character {forbidden} (U+{ord(message.body[forbidden]):04X}) is not allowed in a body"
@@ -209,7 +190,7 @@ def _send_of(asked: Asked, place: int, message: inputs.MessageInput) -> Send:
     if attributes or message.group or message.deduplication_id or message.type:
         extras = Extras(attributes, message.group, message.deduplication_id, type=message.type)
     body = message.body.encode()
-    return Send(
+    return commands.Send(
         queue=asked.queue,
         origin=asked.origin,
         body=message.body,
@@ -222,7 +203,7 @@ def _send_of(asked: Asked, place: int, message: inputs.MessageInput) -> Send:
     )
 
 
-def _keep_template(asked: Asked, wanted: TemplateInput) -> Sequence[AnyCommand]:
+def _keep_template(asked: Asked, wanted: TemplateInput) -> Sequence[commands.AnyCommand]:
     _check_name("name", wanted.name)
     if wanted.message.deduplication_id is not None:
         raise ParameterInvalid(parameter="message.deduplication_id", reason="a template is sent more than once")
@@ -238,11 +219,11 @@ def _keep_template(asked: Asked, wanted: TemplateInput) -> Sequence[AnyCommand]:
     return (KeepTemplate(queue=asked.queue, name=wanted.name, message=message, principal=asked.origin.principal),)
 
 
-def _drop_template(asked: Asked, wanted: NamedInput) -> Sequence[AnyCommand]:
+def _drop_template(asked: Asked, wanted: NamedInput) -> Sequence[commands.AnyCommand]:
     return (DropTemplate(queue=asked.queue, name=wanted.name),)
 
 
-def _templates(asked: Asked, _: inputs.Nothing) -> Sequence[AnyCommand]:
+def _templates(asked: Asked, _: inputs.Nothing) -> Sequence[commands.AnyCommand]:
     return (ListTemplates(queue=asked.queue),)
 
 
@@ -265,9 +246,9 @@ def _attribute_of(path: str, given: inputs.AttributeInput) -> Attribute:
         raise ParameterInvalid(parameter=f"{path}.value", reason=f"not base64: {error}") from None
 
 
-def _receive(asked: Asked, wanted: inputs.ReceiveInput) -> Sequence[AnyCommand]:
+def _receive(asked: Asked, wanted: inputs.ReceiveInput) -> Sequence[commands.AnyCommand]:
     return (
-        Receive(
+        commands.Receive(
             queue=asked.queue,
             origin=asked.origin,
             count_max=wanted.count,
@@ -277,38 +258,40 @@ def _receive(asked: Asked, wanted: inputs.ReceiveInput) -> Sequence[AnyCommand]:
     )
 
 
-def _extend(asked: Asked, wanted: inputs.ExtendInput) -> Sequence[AnyCommand]:
+def _extend(asked: Asked, wanted: inputs.ExtendInput) -> Sequence[commands.AnyCommand]:
     return [
-        Extend(
+        commands.Extend(
             queue=asked.queue,
             origin=asked.origin,
             handle=handle,
             lease_us=wanted.lease_us,
             arrived=asked.arrived,
-            after_expiry=AfterExpiry.ALLOW,
+            after_expiry=commands.AfterExpiry.ALLOW,
         )
         for handle in wanted.handles
     ]
 
 
-def _delete(asked: Asked, wanted: inputs.DeleteInput) -> Sequence[AnyCommand]:
+def _delete(asked: Asked, wanted: inputs.DeleteInput) -> Sequence[commands.AnyCommand]:
     return [
-        Delete(queue=asked.queue, origin=asked.origin, handle=handle, arrived=asked.arrived)
+        commands.Delete(queue=asked.queue, origin=asked.origin, handle=handle, arrived=asked.arrived)
         for handle in wanted.handles
     ]
 
 
-def _move(asked: Asked, wanted: inputs.MoveInput) -> Sequence[AnyCommand]:
+def _move(asked: Asked, wanted: inputs.MoveInput) -> Sequence[commands.AnyCommand]:
     destination = None if wanted.destination is None else _sibling(asked.queue, wanted.destination)
-    return (StartMove(queue=asked.queue, origin=asked.origin, destination=destination, rate_max=wanted.rate_max),)
+    return (
+        commands.StartMove(queue=asked.queue, origin=asked.origin, destination=destination, rate_max=wanted.rate_max),
+    )
 
 
-def _cancel_move(asked: Asked, wanted: inputs.CancelMoveInput) -> Sequence[AnyCommand]:
-    return (CancelMove(queue=asked.queue, origin=asked.origin, task=inputs.message_id(wanted.task, "task")),)
+def _cancel_move(asked: Asked, wanted: inputs.CancelMoveInput) -> Sequence[commands.AnyCommand]:
+    return (commands.CancelMove(queue=asked.queue, origin=asked.origin, task=inputs.message_id(wanted.task, "task")),)
 
 
-def _peek(asked: Asked, wanted: inputs.PeekInput) -> Sequence[AnyCommand]:
-    return (Peek(queue=asked.queue, origin=asked.origin, count_max=wanted.count),)
+def _peek(asked: Asked, wanted: inputs.PeekInput) -> Sequence[commands.AnyCommand]:
+    return (commands.Peek(queue=asked.queue, origin=asked.origin, count_max=wanted.count),)
 
 
 def _first(outcomes: Sequence[Outcome]) -> Outcome:

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from veilmq.admin import holders
 from veilmq.admin.access import Caller
 from veilmq.admin.answers import (
     answer,
@@ -32,20 +33,6 @@ from veilmq.admin.api.operations import OF_BODIES, OF_MESSAGES, OPERATIONS, Aske
 from veilmq.admin.api.views import shown_topic
 from veilmq.admin.history import oldest_ages_us, topics_of
 from veilmq.admin.history.messages import message_page, without_error
-from veilmq.admin.holders import (
-    AllFailuresInput,
-    BlockedInput,
-    FailuresInput,
-    HoldersInput,
-    Rights,
-    Unstored,
-    all_failures_page,
-    blocked_counts,
-    blocked_page,
-    failure_page,
-    holder_page,
-    shown_waiters,
-)
 from veilmq.admin.past import PastInput, past_page
 from veilmq.admin.rollups import LiveRates, QueuesInput, Wanted, live_part, rates_of, rollup_page, worst_page
 from veilmq.admin.service import Service, knows
@@ -146,18 +133,18 @@ class Queues:
     async def held(self, request: Request) -> Response:
         """A page of one queue's messages in flight with their holders, and who waits to receive from it."""
         key = self._key(request, Action.PEEK)
-        wanted = inputs.convert(members_of(request), HoldersInput)
+        wanted = inputs.convert(members_of(request), holders.HoldersInput)
         shell = self._service.shell
         waits = shell.engine.waiting.who_waits_for(key)
-        shown = await run_in_threadpool(holder_page, self._service.reader, key, wanted, shell.now())
-        return answer(shown | {"waiters": shown_waiters(waits)})
+        shown = await run_in_threadpool(holders.holder_page, self._service.reader, key, wanted, shell.now())
+        return answer(shown | {"waiters": holders.shown_waiters(waits)})
 
     async def blocked(self, request: Request) -> Response:
         """What waits in one FIFO queue behind messages in flight or delayed, and who holds those."""
         key = self._key(request, Action.PEEK)
-        wanted = inputs.convert(members_of(request), BlockedInput)
+        wanted = inputs.convert(members_of(request), holders.BlockedInput)
         now = self._service.shell.now()
-        return answer(await run_in_threadpool(blocked_page, self._service.reader, key, wanted, now))
+        return answer(await run_in_threadpool(holders.blocked_page, self._service.reader, key, wanted, now))
 
     async def worst(self, request: Request) -> Response:
         """The worst queues by some measure."""
@@ -171,24 +158,24 @@ class Queues:
     async def failed(self, request: Request) -> Response:
         """Why messages of one queue failed. Who may not read bodies does not see what errors said."""
         key = self._key(request, Action.DESCRIBE_QUEUE)
-        wanted = inputs.convert(members_of(request), FailuresInput)
+        wanted = inputs.convert(members_of(request), holders.FailuresInput)
         live = live_part(self._service.reader, key, self._service.shell.now())
         caller = caller_of(request)
         lines = caller.bodies and caller.may(Action.PEEK, key.account, key.name)
-        return answer(await run_in_threadpool(failure_page, self._service.reader, live, wanted, lines=lines))
+        return answer(await run_in_threadpool(holders.failure_page, self._service.reader, live, wanted, lines=lines))
 
     async def all_failed(self, request: Request) -> Response:
         """Why messages failed, over all queues that the caller may see."""
         caller, reader = caller_of(request), self._service.reader
-        wanted = inputs.convert(members_of(request), AllFailuresInput)
+        wanted = inputs.convert(members_of(request), holders.AllFailuresInput)
         account = caller.whose(wanted.account)
         caller.check(Action.DESCRIBE_QUEUE, account)
-        rights = Rights(
+        rights = holders.Rights(
             lambda key: caller.may(Action.DESCRIBE_QUEUE, key.account, key.name),
             lambda key: caller.bodies and caller.may(Action.PEEK, key.account, key.name),
         )
-        unstored = Unstored.of(reader, self._service.shell.now())
-        return answer(await run_in_threadpool(all_failures_page, reader, unstored, account, wanted, rights))
+        unstored = holders.Unstored.of(reader, self._service.shell.now())
+        return answer(await run_in_threadpool(holders.all_failures_page, reader, unstored, account, wanted, rights))
 
     async def rolled_up(self, request: Request) -> Response:
         """What happened to one queue, by minute or hour."""
@@ -254,7 +241,7 @@ class Queues:
                 shown = operation.show(await self._run(request, commands))
                 if operation.name == "describe":
                     now = self._service.shell.now()
-                    shown["blocked"] = await run_in_threadpool(blocked_counts, self._service.reader, key, now)
+                    shown["blocked"] = await run_in_threadpool(holders.blocked_counts, self._service.reader, key, now)
                 return answer(shown)
             self.commands[type(commands[0])] += len(commands)
             record = operator.Asked(operation.name, str(key), wanted)

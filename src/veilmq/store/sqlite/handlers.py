@@ -7,44 +7,7 @@ Strategy: one table. Commands of an operator come as one `Operate`, which runs t
 from collections.abc import Callable
 from typing import Any
 
-from veilmq.model.commands import (
-    CancelJob,
-    CancelMove,
-    ChangeQueue,
-    ChangeSubscription,
-    ChangeTopic,
-    CheckClock,
-    CreateQueue,
-    CreateTopic,
-    Delete,
-    DeleteQueue,
-    DeleteTopic,
-    DescribeQueue,
-    DescribeSubscription,
-    DescribeTopic,
-    DropQuarantined,
-    Extend,
-    ListMoves,
-    ListQueues,
-    ListSubscriptions,
-    ListTopics,
-    Operate,
-    Publish,
-    PurgeQueue,
-    Receive,
-    RecordPeek,
-    RecordPolls,
-    RecordPush,
-    RevertPlan,
-    Send,
-    StartJob,
-    StartMove,
-    Subscribe,
-    SuggestPlan,
-    Sweep,
-    Undeliver,
-    Unsubscribe,
-)
+from veilmq.model import commands
 from veilmq.model.outcomes import Outcome
 from veilmq.model.settings.access import CloseSession, OpenSession, Share, UseSession
 from veilmq.model.settings.queue import DropTemplate, KeepTemplate, ListTemplates
@@ -62,15 +25,15 @@ GroupHandler = Callable[[Writer, list[Any]], list[Outcome]]
 
 def _each(handler: Handler) -> GroupHandler:
     """Handle a group of commands one after the other."""
-    return lambda writer, commands: [handler(writer, command) for command in commands]
+    return lambda writer, group: [handler(writer, command) for command in group]
 
 
 def _flushed(handler: Handler) -> GroupHandler:
     """The same, for commands that need every message in the tables."""
 
-    def handle(writer: Writer, commands: list[Any]) -> list[Outcome]:
+    def handle(writer: Writer, group: list[Any]) -> list[Outcome]:
         flush(writer)
-        return [handler(writer, command) for command in commands]
+        return [handler(writer, command) for command in group]
 
     return handle
 
@@ -82,52 +45,52 @@ def serial_order(sweep: Handler) -> dict[type, GroupHandler]:
     take its message (docs/decisions/0003-one-batch-by-kind.md).
     """
 
-    def operate(writer: Writer, command: Operate) -> Outcome:
+    def operate(writer: Writer, command: commands.Operate) -> Outcome:
         return operators.operate(writer, command, lambda each: table[type(each)](writer, [each])[0])
 
     table: dict[type, GroupHandler] = {
-        CreateQueue: _each(queue_commands.create),
-        ChangeQueue: _flushed(queue_commands.change),
-        SuggestPlan: _flushed(queue_commands.suggest_plan),
-        RevertPlan: _flushed(queue_commands.revert_plan),
+        commands.CreateQueue: _each(queue_commands.create),
+        commands.ChangeQueue: _flushed(queue_commands.change),
+        commands.SuggestPlan: _flushed(queue_commands.suggest_plan),
+        commands.RevertPlan: _flushed(queue_commands.revert_plan),
         KeepTemplate: _each(operators.keep_template),
         DropTemplate: _each(operators.drop_template),
         ListTemplates: _each(operators.list_templates),
-        StartMove: _flushed(move_tasks.start),
-        CancelMove: _flushed(move_tasks.cancel),
-        StartJob: _flushed(jobs.start),
-        CancelJob: _flushed(jobs.cancel),
-        CreateTopic: _each(topic_commands.create),
-        ChangeTopic: _each(topic_commands.change),
-        Subscribe: _each(topic_commands.subscribe),
-        ChangeSubscription: _each(topic_commands.change_subscription),
-        Publish: _each(topic_commands.publish),
-        Send: sends.send_all,
-        Delete: handles.delete_all,
-        Extend: handles.extend_all,
-        Undeliver: _each(handles.undeliver),
-        CheckClock: _each(upkeep.check_clock),
-        Operate: _each(operate),
+        commands.StartMove: _flushed(move_tasks.start),
+        commands.CancelMove: _flushed(move_tasks.cancel),
+        commands.StartJob: _flushed(jobs.start),
+        commands.CancelJob: _flushed(jobs.cancel),
+        commands.CreateTopic: _each(topic_commands.create),
+        commands.ChangeTopic: _each(topic_commands.change),
+        commands.Subscribe: _each(topic_commands.subscribe),
+        commands.ChangeSubscription: _each(topic_commands.change_subscription),
+        commands.Publish: _each(topic_commands.publish),
+        commands.Send: sends.send_all,
+        commands.Delete: handles.delete_all,
+        commands.Extend: handles.extend_all,
+        commands.Undeliver: _each(handles.undeliver),
+        commands.CheckClock: _each(upkeep.check_clock),
+        commands.Operate: _each(operate),
         CloseSession: _each(operators.close_session),
         OpenSession: _each(operators.open_session),
         UseSession: _each(operators.use_session),
         Share: _each(operators.share),
-        Sweep: _flushed(sweep),
-        Receive: leases.receive_all,
-        DropQuarantined: _each(dead_letters.drop_quarantined),
-        PurgeQueue: _flushed(queue_commands.purge),
-        DeleteQueue: _flushed(queue_commands.delete),
-        DescribeQueue: _each(queue_commands.describe),
-        ListQueues: _each(queue_lists.list_queues),
-        ListMoves: _each(move_tasks.list_moves),
-        RecordPeek: _each(upkeep.record_peek),
-        RecordPolls: _each(upkeep.record_polls),
-        RecordPush: _each(topic_commands.record_push),
-        Unsubscribe: _flushed(topic_commands.unsubscribe),
-        DeleteTopic: _flushed(topic_commands.delete),
-        DescribeTopic: _each(topic_commands.describe),
-        ListTopics: _each(topic_commands.list_topics),
-        DescribeSubscription: _each(topic_commands.describe_subscription),
-        ListSubscriptions: _each(topic_commands.list_subscriptions),
+        commands.Sweep: _flushed(sweep),
+        commands.Receive: leases.receive_all,
+        commands.DropQuarantined: _each(dead_letters.drop_quarantined),
+        commands.PurgeQueue: _flushed(queue_commands.purge),
+        commands.DeleteQueue: _flushed(queue_commands.delete),
+        commands.DescribeQueue: _each(queue_commands.describe),
+        commands.ListQueues: _each(queue_lists.list_queues),
+        commands.ListMoves: _each(move_tasks.list_moves),
+        commands.RecordPeek: _each(upkeep.record_peek),
+        commands.RecordPolls: _each(upkeep.record_polls),
+        commands.RecordPush: _each(topic_commands.record_push),
+        commands.Unsubscribe: _flushed(topic_commands.unsubscribe),
+        commands.DeleteTopic: _flushed(topic_commands.delete),
+        commands.DescribeTopic: _each(topic_commands.describe),
+        commands.ListTopics: _each(topic_commands.list_topics),
+        commands.DescribeSubscription: _each(topic_commands.describe_subscription),
+        commands.ListSubscriptions: _each(topic_commands.list_subscriptions),
     }
     return table

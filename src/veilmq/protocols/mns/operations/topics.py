@@ -15,19 +15,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from veilmq.model.commands import (
-    ChangeSubscription,
-    ChangeTopic,
-    CreateTopic,
-    DeleteTopic,
-    DescribeSubscription,
-    DescribeTopic,
-    ListSubscriptions,
-    ListTopics,
-    Publish,
-    Subscribe,
-    Unsubscribe,
-)
+from veilmq.model import commands
 from veilmq.model.errors import SubscriptionMissing, TopicMissing
 from veilmq.model.instant import seconds
 from veilmq.model.outcomes import (
@@ -85,7 +73,7 @@ def _read_change(asked: Asked) -> dict[str, Any]:
 
 def plan_create(asked: Asked) -> Plan:
     """CreateTopic."""
-    return (CreateTopic(topic=asked.topic(), origin=asked.caller.origin, change=_read_change(asked)),), None
+    return (commands.CreateTopic(topic=asked.topic(), origin=asked.caller.origin, change=_read_change(asked)),), None
 
 
 def answer_create(call: Call, outcomes: Sequence[Outcome]) -> Response:
@@ -96,12 +84,12 @@ def answer_create(call: Call, outcomes: Sequence[Outcome]) -> Response:
 
 def plan_change(asked: Asked) -> Plan:
     """SetTopicAttributes: attributes that are not named stay."""
-    return (ChangeTopic(topic=asked.topic(), origin=asked.caller.origin, change=_read_change(asked)),), None
+    return (commands.ChangeTopic(topic=asked.topic(), origin=asked.caller.origin, change=_read_change(asked)),), None
 
 
 def plan_describe(asked: Asked) -> Plan:
     """GetTopicAttributes."""
-    return (DescribeTopic(topic=asked.topic(), origin=asked.caller.origin),), None
+    return (commands.DescribeTopic(topic=asked.topic(), origin=asked.caller.origin),), None
 
 
 def answer_describe(call: Call, outcomes: Sequence[Outcome]) -> Response:
@@ -124,7 +112,7 @@ def _attributes(info: TopicInfo) -> dict[str, str]:
 
 def plan_delete(asked: Asked) -> Plan:
     """DeleteTopic, with its subscriptions."""
-    return (DeleteTopic(topic=asked.topic(), origin=asked.caller.origin),), None
+    return (commands.DeleteTopic(topic=asked.topic(), origin=asked.caller.origin),), None
 
 
 def answer_delete(call: Call, outcomes: Sequence[Outcome]) -> Response:
@@ -138,7 +126,7 @@ def plan_list(asked: Asked) -> Plan:
     """ListTopic. The memo: the page."""
     page = read_page(asked)
     key = asked.caller.key
-    command = ListTopics(
+    command = commands.ListTopics(
         origin=asked.caller.origin,
         account=key.account,
         region=key.home_region,
@@ -165,7 +153,7 @@ def plan_publish(asked: Asked) -> Plan:
     fields = members(root)
     body, raw = read_body(fields.get("MessageBody"))
     extras, more_bytes = read_extras(fields, tag(fields["MessageTag"]) if "MessageTag" in fields else None)
-    command = Publish(
+    command = commands.Publish(
         topic=topic,
         origin=asked.caller.origin,
         body=body,
@@ -180,7 +168,7 @@ def answer_publish(call: Call, outcomes: Sequence[Outcome]) -> Response:
     """201 with the id that the notifications name."""
     published: Published = sole(call, outcomes)
     (command,) = call.commands
-    assert isinstance(command, Publish)
+    assert isinstance(command, commands.Publish)
     text = (
         f"<MessageId>{published.id.hex().upper()}</MessageId>"
         f"<MessageBodyMD5>{command.md5.hex().upper()}</MessageBodyMD5>"
@@ -223,7 +211,7 @@ def plan_subscribe(asked: Asked) -> Plan:
         raise Refusal(errors.ENDPOINT_INVALID, "Endpoint is required.")
     settings = read_endpoint(asked.caller.key, endpoint.text)
     settings = msgspec.structs.replace(settings, **_read_subscription_change(asked, fields))
-    return (Subscribe(topic=topic, origin=asked.caller.origin, name=name, settings=settings),), None
+    return (commands.Subscribe(topic=topic, origin=asked.caller.origin, name=name, settings=settings),), None
 
 
 def answer_subscribe(call: Call, outcomes: Sequence[Outcome]) -> Response:
@@ -243,7 +231,7 @@ def plan_change_subscription(asked: Asked) -> Plan:
     unfiltered = tag is not None and not tag.children and not tag.text
     if unfiltered:
         del fields["FilterTag"]
-    command = ChangeSubscription(
+    command = commands.ChangeSubscription(
         topic=asked.topic(),
         origin=asked.caller.origin,
         name=asked.subscription(),
@@ -254,7 +242,7 @@ def plan_change_subscription(asked: Asked) -> Plan:
 
 def plan_describe_subscription(asked: Asked) -> Plan:
     """GetSubscriptionAttributes."""
-    command = DescribeSubscription(topic=asked.topic(), origin=asked.caller.origin, name=asked.subscription())
+    command = commands.DescribeSubscription(topic=asked.topic(), origin=asked.caller.origin, name=asked.subscription())
     return (command,), None
 
 
@@ -294,7 +282,7 @@ def _policies(settings: SubscriptionSettings) -> str:
 
 def plan_unsubscribe(asked: Asked) -> Plan:
     """Unsubscribe."""
-    return (Unsubscribe(topic=asked.topic(), origin=asked.caller.origin, name=asked.subscription()),), None
+    return (commands.Unsubscribe(topic=asked.topic(), origin=asked.caller.origin, name=asked.subscription()),), None
 
 
 def answer_unsubscribe(call: Call, outcomes: Sequence[Outcome]) -> Response:
@@ -307,7 +295,7 @@ def answer_unsubscribe(call: Call, outcomes: Sequence[Outcome]) -> Response:
 def plan_list_subscriptions(asked: Asked) -> Plan:
     """ListSubscriptionByTopic. The memo: the page."""
     page = read_page(asked)
-    command = ListSubscriptions(
+    command = commands.ListSubscriptions(
         topic=asked.topic(),
         origin=asked.caller.origin,
         prefix=page.prefix,

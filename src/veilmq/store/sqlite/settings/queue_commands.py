@@ -16,29 +16,7 @@ from typing import Final
 import apsw
 import msgspec
 
-from veilmq.model.commands import (
-    ChangeQueue,
-    CreateQueue,
-    DeleteQueue,
-    DescribeQueue,
-    Origin,
-    PurgeQueue,
-    RevertPlan,
-    SuggestPlan,
-)
-from veilmq.model.errors import (
-    NAME_TAKEN,
-    TARGET_MISSING,
-    CapabilityMissing,
-    ParameterInvalid,
-    PurgeInProgress,
-    QueueDeletedRecently,
-    QueueExists,
-    QueueMissing,
-    QueuesFull,
-    RedriveRefused,
-    VeilError,
-)
+from veilmq.model import commands, errors
 from veilmq.model.events import Event, Kind
 from veilmq.model.instant import Instant
 from veilmq.model.outcomes import (
@@ -75,7 +53,7 @@ from veilmq.store.sqlite.settings.fifo_delays import retime
 _RETURNS_MAX: Final = 1_000
 
 
-def create(writer: Writer, command: CreateQueue) -> Outcome:
+def create(writer: Writer, command: commands.CreateQueue) -> Outcome:
     """Create a queue; idempotent if the same queue exists."""
     settings = with_change(with_change(QueueSettings(), command.defaults), command.change)
     present = writer.queues.by_key.get(command.queue)
@@ -84,7 +62,7 @@ def create(writer: Writer, command: CreateQueue) -> Outcome:
         wanted = _with_unnamed(wanted, present.settings, command.change)
         difference = _difference(present.settings, wanted, command.change.get("labels", {}))
         if difference is not None:
-            return QueueExists(queue=str(command.queue), setting=difference)
+            return errors.QueueExists(queue=str(command.queue), setting=difference)
         return QueueCreated(present.info(), created=False)
     refusal = _cannot_create(writer, command, settings)
     if refusal is not None:
@@ -131,17 +109,17 @@ def _with_unnamed(wanted: QueueSettings, present: QueueSettings, change: Setting
     return msgspec.structs.replace(wanted, **own)
 
 
-def _cannot_create(writer: Writer, command: CreateQueue, settings: QueueSettings) -> VeilError | None:
+def _cannot_create(writer: Writer, command: commands.CreateQueue, settings: QueueSettings) -> errors.VeilError | None:
     kind = _wrong_kind(settings, command.queue.name.endswith(FIFO_SUFFIX))
     wrong = kind or _wrong_alias(writer, command.queue, settings.alias)
     if wrong is not None:
         return wrong
     if command.queue in writer.queues.aliases:
-        return QueueExists(queue=str(command.queue), setting=NAME_TAKEN)
+        return errors.QueueExists(queue=str(command.queue), setting=errors.NAME_TAKEN)
     if writer.refusal is not None:
         return copy(writer.refusal)
     if writer.queues.per_account[command.queue.account] >= writer.queues_per_account_max:
-        return QueuesFull(account=command.queue.account, limit=writer.queues_per_account_max)
+        return errors.QueuesFull(account=command.queue.account, limit=writer.queues_per_account_max)
     if settings.redrive is not None:
         refused = _redrive_refusal(writer, command.queue, settings)
         if refused is not None:
@@ -154,11 +132,11 @@ def _cannot_create(writer: Writer, command: CreateQueue, settings: QueueSettings
             (writer.now - command.cooldown_us, key.account, key.region, key.name),
         )
         if row is not None and row[0] is not None:
-            return QueueDeletedRecently(queue=str(key), wait_us=row[0] + command.cooldown_us - writer.now)
+            return errors.QueueDeletedRecently(queue=str(key), wait_us=row[0] + command.cooldown_us - writer.now)
     return None
 
 
-def _redrive_refusal(writer: Writer, source: QueueKey, settings: QueueSettings) -> VeilError | None:
+def _redrive_refusal(writer: Writer, source: QueueKey, settings: QueueSettings) -> errors.VeilError | None:
     """Whether the dead-letter queue exists, is of the same kind, and allows this source (SQS RedriveAllowPolicy).
 
     It may be the queue itself.
@@ -167,21 +145,21 @@ def _redrive_refusal(writer: Writer, source: QueueKey, settings: QueueSettings) 
     target = writer.queues.by_key.get(settings.redrive.target)
     name = str(settings.redrive.target)
     if target is None:
-        return RedriveRefused(target=name, reason=TARGET_MISSING)
+        return errors.RedriveRefused(target=name, reason=errors.TARGET_MISSING)
     if target.settings.fifo != settings.fifo:
-        return RedriveRefused(target=name, reason="it is not of the same kind")
+        return errors.RedriveRefused(target=name, reason="it is not of the same kind")
     allow = target.settings.redrive_allow
     if allow is None or allow.permission is RedrivePermission.ALLOW_ALL:
         return None
     if allow.permission is RedrivePermission.DENY_ALL or source not in allow.sources:
-        return RedriveRefused(target=name, reason="it does not allow this source")
+        return errors.RedriveRefused(target=name, reason="it does not allow this source")
     return None
 
 
-def _wrong_kind(settings: QueueSettings, fifo: bool) -> ParameterInvalid | None:
+def _wrong_kind(settings: QueueSettings, fifo: bool) -> errors.ParameterInvalid | None:
     """A setting that this kind of queue cannot have (SQS SetQueueAttributes, "FIFO queues")."""
     if settings.fifo is not fifo:
-        return ParameterInvalid(parameter="fifo", reason=KIND_REASON)
+        return errors.ParameterInvalid(parameter="fifo", reason=KIND_REASON)
     per_group = settings.deduplication_scope is DeduplicationScope.GROUP
     given = {
         "content_deduplication": settings.content_deduplication,
@@ -190,31 +168,31 @@ def _wrong_kind(settings: QueueSettings, fifo: bool) -> ParameterInvalid | None:
     }
     for name, is_set in given.items():
         if is_set and not fifo:
-            return ParameterInvalid(parameter=name, reason="only a FIFO queue has it")
+            return errors.ParameterInvalid(parameter=name, reason="only a FIFO queue has it")
     if settings.throughput_per_group and not per_group:
-        return ParameterInvalid(parameter="throughput_per_group", reason=THROUGHPUT_REASON)
+        return errors.ParameterInvalid(parameter="throughput_per_group", reason=THROUGHPUT_REASON)
     return None
 
 
-def _wrong_alias(writer: Writer, key: QueueKey, alias: str | None) -> VeilError | None:
+def _wrong_alias(writer: Writer, key: QueueKey, alias: str | None) -> errors.VeilError | None:
     """Why the queue cannot have that alias."""
     if alias is None:
         return None
     if not is_alias(alias):
-        return ParameterInvalid(parameter="alias", reason=ALIAS_REASON)
+        return errors.ParameterInvalid(parameter="alias", reason=ALIAS_REASON)
     if is_alias(key.name):
-        return ParameterInvalid(parameter="alias", reason="every protocol allows the queue's own name")
+        return errors.ParameterInvalid(parameter="alias", reason="every protocol allows the queue's own name")
     named = alias_key(key, alias)
     if named in writer.queues.by_key or writer.queues.aliases.get(named, key) != key:
-        return QueueExists(queue=str(named), setting=NAME_TAKEN)
+        return errors.QueueExists(queue=str(named), setting=errors.NAME_TAKEN)
     return None
 
 
-def change(writer: Writer, command: ChangeQueue) -> Outcome:
+def change(writer: Writer, command: commands.ChangeQueue) -> Outcome:
     """Change some settings; the others stay."""
     queue = writer.queues.by_key.get(command.queue)
     if queue is None:
-        return QueueMissing(queue=str(command.queue))
+        return errors.QueueMissing(queue=str(command.queue))
     if any(getattr(queue.settings, name) != value for name, value in command.expected.items()):
         return QueueChanged(queue.info(), changed=False)
     if command.if_version not in {None, queue.info().version}:
@@ -225,7 +203,7 @@ def change(writer: Writer, command: ChangeQueue) -> Outcome:
         return wrong
     if settings.redrive is not None and settings.redrive != queue.settings.redrive:
         if settings.redrive.target == queue.key and not command.own_dead_letters:
-            return RedriveRefused(target=str(queue.key), reason="it is the queue itself")
+            return errors.RedriveRefused(target=str(queue.key), reason="it is the queue itself")
         refused = _redrive_refusal(writer, queue.key, settings)
         if refused is not None:
             return refused
@@ -258,11 +236,11 @@ def change(writer: Writer, command: ChangeQueue) -> Outcome:
     return QueueChanged(queue.info())
 
 
-def delete(writer: Writer, command: DeleteQueue) -> Outcome:
+def delete(writer: Writer, command: commands.DeleteQueue) -> Outcome:
     """Delete a queue; its messages become garbage."""
     queue = writer.queues.by_key.get(command.queue)
     if queue is None:
-        return QueueMissing(queue=str(command.queue))
+        return errors.QueueMissing(queue=str(command.queue))
     writer.touch(queue)
     writer.write("INSERT INTO garbage VALUES (?)", (queue.generation,))
     writer.write("UPDATE queue SET deleted = ? WHERE incarnation = ?", (writer.now, queue.incarnation))
@@ -278,14 +256,14 @@ def delete(writer: Writer, command: DeleteQueue) -> Outcome:
     return QueueDeleted(gone["count"])
 
 
-def purge(writer: Writer, command: PurgeQueue) -> Outcome:
+def purge(writer: Writer, command: commands.PurgeQueue) -> Outcome:
     """Remove all messages; messages sent from now on are not affected."""
     queue = writer.queues.by_key.get(command.queue)
     if queue is None:
-        return QueueMissing(queue=str(command.queue))
+        return errors.QueueMissing(queue=str(command.queue))
     if queue.purged is not None and queue.purged + command.cooldown_us > writer.now:
         wait_us = queue.purged + command.cooldown_us - writer.now
-        return PurgeInProgress(queue=str(command.queue), wait_us=wait_us)
+        return errors.PurgeInProgress(queue=str(command.queue), wait_us=wait_us)
     writer.touch(queue)
     writer.write("INSERT INTO garbage VALUES (?)", (queue.generation,))
     gone = _emptied(writer, queue, writer.next_generation())
@@ -304,11 +282,11 @@ def _emptied(writer: Writer, queue: LiveQueue, generation: int) -> dict[str, int
     return {"count": queue.empty(generation)} | ({"quarantined": apart} if apart else {})
 
 
-def describe(writer: Writer, command: DescribeQueue) -> Outcome:
+def describe(writer: Writer, command: commands.DescribeQueue) -> Outcome:
     """The queue's present state."""
     queue = writer.queues.by_key.get(command.queue)
     if queue is None:
-        return QueueMissing(queue=str(command.queue))
+        return errors.QueueMissing(queue=str(command.queue))
     if queue.next_due <= writer.now:  # count as visible what a receive would see, whether a sweep has come or not
         look_for_due(writer, queue, _RETURNS_MAX)
     return QueueDescribed(queue.info(), queue.key in writer.queues.sources)
@@ -329,7 +307,7 @@ def recorded_settings(key: QueueKey, settings: QueueSettings) -> dict[str, objec
 def _record(
     writer: Writer,
     kind: Kind,
-    command: CreateQueue | ChangeQueue | DeleteQueue | PurgeQueue,
+    command: commands.CreateQueue | commands.ChangeQueue | commands.DeleteQueue | commands.PurgeQueue,
     queue: LiveQueue,
     detail: Mapping[str, object],
 ) -> None:
@@ -349,13 +327,13 @@ def load_plans(connection: apsw.Connection, queues: Queues) -> None:
             queue.plan = _PLANS.decode(packed)
 
 
-def suggest_plan(writer: Writer, command: SuggestPlan) -> Outcome:
+def suggest_plan(writer: Writer, command: commands.SuggestPlan) -> Outcome:
     """Store a suggestion, and put it in force if the owner's settings say so."""
     queue = writer.queue(command.queue)
     if queue is None:
-        return QueueMissing(queue=str(command.queue))
+        return errors.QueueMissing(queue=str(command.queue))
     if queue.settings.adaptive is Adaptive.OFF:
-        return CapabilityMissing(capability="plans on a queue with adaptive = off")
+        return errors.CapabilityMissing(capability="plans on a queue with adaptive = off")
     writer.touch(queue)
     made = msgspec.structs.replace(command.plan, made=writer.now)
     queue.plan = msgspec.structs.replace(queue.plan, suggested=made)
@@ -363,12 +341,12 @@ def suggest_plan(writer: Writer, command: SuggestPlan) -> Outcome:
     return QueueChanged(queue.info())
 
 
-def revert_plan(writer: Writer, command: RevertPlan) -> Outcome:
+def revert_plan(writer: Writer, command: commands.RevertPlan) -> Outcome:
     """Return to the previous plan; a second revert undoes the first. Without a previous plan, to the visibility
     timeout."""
     queue = writer.queue(command.queue)
     if queue is None:
-        return QueueMissing(queue=str(command.queue))
+        return errors.QueueMissing(queue=str(command.queue))
     writer.touch(queue)
     before = queue.plan
     if command.made is not None and (before.applied is None or before.applied.made != command.made):
@@ -382,7 +360,7 @@ def revert_plan(writer: Writer, command: RevertPlan) -> Outcome:
 
 
 def reconsider_plans(
-    writer: Writer, queue: LiveQueue, origin: Origin, *, suggested: bool = False, anew: bool = False
+    writer: Writer, queue: LiveQueue, origin: commands.Origin, *, suggested: bool = False, anew: bool = False
 ) -> None:
     """Put in force what suggestion and settings allow now. The queue must be touched before.
 
@@ -415,7 +393,7 @@ def reconsider_plans(
     _keep_plans(writer, queue, origin, detail)
 
 
-def _keep_plans(writer: Writer, queue: LiveQueue, origin: Origin, detail: dict[str, object]) -> None:
+def _keep_plans(writer: Writer, queue: LiveQueue, origin: commands.Origin, detail: dict[str, object]) -> None:
     writer.write("INSERT OR REPLACE INTO plan VALUES (?, ?)", (queue.incarnation, _PACK_PLANS.encode(queue.plan)))
     event = Event(Kind.QUEUE_CHANGED, writer.now, queue.incarnation, writer.origin(origin), detail=detail)
     writer.events.append(event)

@@ -11,38 +11,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from veilmq.model.commands import (
-    ChangeQueue,
-    ChangeSubscription,
-    ChangeTopic,
-    CreateQueue,
-    CreateTopic,
-    DeleteQueue,
-    DeleteTopic,
-    DescribeSubscription,
-    DescribeTopic,
-    ListSubscriptions,
-    ListTopics,
-    Publish,
-    RecordPush,
-    Send,
-    Subscribe,
-    TopicCommand,
-    Unsubscribe,
-)
-from veilmq.model.errors import (
-    AccountSubscriptionsFull,
-    MessageTooLarge,
-    ParameterInvalid,
-    QueueMissing,
-    SubscriptionExists,
-    SubscriptionMissing,
-    SubscriptionsFull,
-    TopicExists,
-    TopicMissing,
-    TopicsFull,
-    VeilError,
-)
+from veilmq.model import commands, errors
 from veilmq.model.events import Event, Kind
 from veilmq.model.messages import Extras
 from veilmq.model.outcomes import (
@@ -87,7 +56,7 @@ _ENCODER: Final = msgspec.msgpack.Encoder()
 Settings = TypeVar("Settings", TopicSettings, SubscriptionSettings)
 
 
-def create(writer: Writer, command: CreateTopic) -> Outcome:
+def create(writer: Writer, command: commands.CreateTopic) -> Outcome:
     """Create a topic; idempotent if the same topic exists."""
     settings = msgspec.structs.replace(TopicSettings(), **command.change)
     key = command.topic
@@ -95,13 +64,13 @@ def create(writer: Writer, command: CreateTopic) -> Outcome:
     if present is not None:
         setting = _difference(present.settings, settings)
         if setting is not None:
-            return TopicExists(topic=str(key), setting=setting)
+            return errors.TopicExists(topic=str(key), setting=setting)
         return TopicCreated(_info(writer, present), created=False)
     if writer.refusal is not None:
         return copy(writer.refusal)
     limit = writer.topics_per_account_max
     if len(writer.topics) >= limit and writer.read(_COUNT, (key.account,))[0][0] >= limit:
-        return TopicsFull(account=key.account, limit=limit)
+        return errors.TopicsFull(account=key.account, limit=limit)
     incarnation, now = writer.next_number("topic"), writer.now
     writer.write(
         "INSERT INTO topic (incarnation, account, region, name, created, modified, settings)"
@@ -121,11 +90,11 @@ def _difference(present: Settings, wanted: Settings) -> str | None:
     return next((name for name in names if getattr(present, name) != getattr(wanted, name)), None)
 
 
-def change(writer: Writer, command: ChangeTopic) -> Outcome:
+def change(writer: Writer, command: commands.ChangeTopic) -> Outcome:
     """Change some settings."""
     topic = writer.topics.get(command.topic)
     if topic is None:
-        return TopicMissing(topic=str(command.topic))
+        return errors.TopicMissing(topic=str(command.topic))
     before = (topic.settings, topic.modified)
     settings = msgspec.structs.replace(topic.settings, **command.change)
     writer.write(
@@ -142,11 +111,11 @@ def _restore(topic: LiveTopic, before: tuple[TopicSettings, int]) -> None:
     topic.settings, topic.modified = before  # type: ignore[assignment]
 
 
-def delete(writer: Writer, command: DeleteTopic) -> Outcome:
+def delete(writer: Writer, command: commands.DeleteTopic) -> Outcome:
     """Delete a topic and its subscriptions."""
     topic = writer.topics.get(command.topic)
     if topic is None:
-        return TopicMissing(topic=str(command.topic))
+        return errors.TopicMissing(topic=str(command.topic))
     for subscription in list(topic.subscriptions.values()):
         _remove(writer, command, topic, subscription)
     writer.write("DELETE FROM topic WHERE incarnation = ?", (topic.incarnation,))
@@ -156,13 +125,13 @@ def delete(writer: Writer, command: DeleteTopic) -> Outcome:
     return Deleted()
 
 
-def describe(writer: Writer, command: DescribeTopic) -> Outcome:
+def describe(writer: Writer, command: commands.DescribeTopic) -> Outcome:
     """The topic's present state."""
     topic = writer.topics.get(command.topic)
-    return TopicMissing(topic=str(command.topic)) if topic is None else TopicDescribed(_info(writer, topic))
+    return errors.TopicMissing(topic=str(command.topic)) if topic is None else TopicDescribed(_info(writer, topic))
 
 
-def list_topics(writer: Writer, command: ListTopics) -> Outcome:
+def list_topics(writer: Writer, command: commands.ListTopics) -> Outcome:
     """A page of topics by name."""
     granted = None if command.granted is None else names_of(command.granted)
     names = sorted(
@@ -181,24 +150,24 @@ def list_topics(writer: Writer, command: ListTopics) -> Outcome:
     return TopicsListed([_info(writer, topic) for topic in page], more=len(names) > len(page))
 
 
-def subscribe(writer: Writer, command: Subscribe) -> Outcome:
+def subscribe(writer: Writer, command: commands.Subscribe) -> Outcome:
     """Add a subscription; idempotent if the same subscription exists."""
     topic = writer.topics.get(command.topic)
     if topic is None:
-        return TopicMissing(topic=str(command.topic))
+        return errors.TopicMissing(topic=str(command.topic))
     settings = command.settings
     present = topic.subscriptions.get(command.name)
     if present is not None:
         setting = _difference(present.settings, settings)
         if setting is not None:
-            return SubscriptionExists(topic=str(command.topic), subscription=command.name, setting=setting)
+            return errors.SubscriptionExists(topic=str(command.topic), subscription=command.name, setting=setting)
         return Subscribed(present.info(topic.key), created=False)
     refused = _cannot_subscribe(writer, topic, settings)
     if refused is not None:
         return refused
     if settings.url is not None:
         created = queue_commands.create(writer, _hidden(command, settings))
-        if isinstance(created, VeilError):
+        if isinstance(created, errors.VeilError):
             return created
     number = writer.next_number("subscription")
     writer.write(
@@ -212,30 +181,34 @@ def subscribe(writer: Writer, command: Subscribe) -> Outcome:
     return Subscribed(subscription.info(topic.key), created=True)
 
 
-def _cannot_subscribe(writer: Writer, topic: LiveTopic, settings: SubscriptionSettings) -> VeilError | None:
+def _cannot_subscribe(writer: Writer, topic: LiveTopic, settings: SubscriptionSettings) -> errors.VeilError | None:
     if len(topic.subscriptions) >= SUBSCRIPTIONS_MAX:
-        return SubscriptionsFull(topic=str(topic.key), limit=SUBSCRIPTIONS_MAX)
+        return errors.SubscriptionsFull(topic=str(topic.key), limit=SUBSCRIPTIONS_MAX)
     if writer.queues.subscriptions[topic.key.account] >= writer.subscriptions_per_account_max:
-        return AccountSubscriptionsFull(account=topic.key.account, limit=writer.subscriptions_per_account_max)
+        return errors.AccountSubscriptionsFull(account=topic.key.account, limit=writer.subscriptions_per_account_max)
     if settings.queue is not None:
         queue = writer.queues.by_key.get(settings.queue)
         if queue is None:
-            return QueueMissing(queue=str(settings.queue))
+            return errors.QueueMissing(queue=str(settings.queue))
         if queue.settings.message_bytes_max < topic.settings.message_bytes_max:
             reason = f"takes {queue.settings.message_bytes_max} bytes, the topic {topic.settings.message_bytes_max}"
-            return ParameterInvalid(parameter="queue", reason=reason)
+            return errors.ParameterInvalid(parameter="queue", reason=reason)
     return _wrong_policies(writer, settings)
 
 
-def _wrong_policies(writer: Writer, settings: SubscriptionSettings, before: QueueKey | None = None) -> VeilError | None:
+def _wrong_policies(
+    writer: Writer, settings: SubscriptionSettings, before: QueueKey | None = None
+) -> errors.VeilError | None:
     """before: the dead-letter queue until now, which may have been deleted since."""
     target = settings.dead_letter_queue
     if target not in (None, before) and target not in writer.queues.by_key:
-        return QueueMissing(queue=str(target))
+        return errors.QueueMissing(queue=str(target))
     if target is not None and target == settings.queue:
-        return ParameterInvalid(parameter="dead_letter_queue", reason="it must be another queue than the endpoint")
+        return errors.ParameterInvalid(
+            parameter="dead_letter_queue", reason="it must be another queue than the endpoint"
+        )
     if settings.pushes_per_second_max is not None and settings.url is None:
-        return ParameterInvalid(parameter="pushes_per_second_max", reason="only pushes to a URL have a rate")
+        return errors.ParameterInvalid(parameter="pushes_per_second_max", reason="only pushes to a URL have a rate")
     return None
 
 
@@ -246,16 +219,16 @@ def _policies(settings: SubscriptionSettings) -> SettingsChange:
     return {"redrive": redrive, "receives_per_second_max": settings.pushes_per_second_max}
 
 
-def _hidden(command: Subscribe, settings: SubscriptionSettings) -> CreateQueue:
+def _hidden(command: commands.Subscribe, settings: SubscriptionSettings) -> commands.CreateQueue:
     """The queue that holds a push subscription's copies."""
     change = {"retention_us": TOPIC_RETENTION_US} | _policies(settings)
-    return CreateQueue(queue=hidden_queue(command.topic, command.name), origin=command.origin, change=change)
+    return commands.CreateQueue(queue=hidden_queue(command.topic, command.name), origin=command.origin, change=change)
 
 
-def change_subscription(writer: Writer, command: ChangeSubscription) -> Outcome:
+def change_subscription(writer: Writer, command: commands.ChangeSubscription) -> Outcome:
     """Change some settings of a subscription."""
     found = _find(writer, command, command.name)
-    if isinstance(found, VeilError):
+    if isinstance(found, errors.VeilError):
         return found
     topic, subscription = found
     settings = msgspec.structs.replace(subscription.settings, **command.change)
@@ -275,51 +248,51 @@ def change_subscription(writer: Writer, command: ChangeSubscription) -> Outcome:
 
 
 def _change_hidden_queue(
-    writer: Writer, command: ChangeSubscription, settings: SubscriptionSettings
-) -> VeilError | None:
+    writer: Writer, command: commands.ChangeSubscription, settings: SubscriptionSettings
+) -> errors.VeilError | None:
     """Change the hidden queue, if there is one; on a refusal nothing has changed."""
     if settings.url is None:
         return None
     queue = hidden_queue(command.topic, command.name)
-    change = ChangeQueue(queue=queue, origin=command.origin, change=_policies(settings))
+    change = commands.ChangeQueue(queue=queue, origin=command.origin, change=_policies(settings))
     outcome = queue_commands.change(writer, change)
-    return outcome if isinstance(outcome, VeilError) else None
+    return outcome if isinstance(outcome, errors.VeilError) else None
 
 
-def unsubscribe(writer: Writer, command: Unsubscribe) -> Outcome:
+def unsubscribe(writer: Writer, command: commands.Unsubscribe) -> Outcome:
     """Remove a subscription."""
     found = _find(writer, command, command.name)
-    if isinstance(found, VeilError):
+    if isinstance(found, errors.VeilError):
         return found
     _remove(writer, command, *found)
     return Deleted()
 
 
-def describe_subscription(writer: Writer, command: DescribeSubscription) -> Outcome:
+def describe_subscription(writer: Writer, command: commands.DescribeSubscription) -> Outcome:
     """The subscription's present state."""
     found = _find(writer, command, command.name)
-    return found if isinstance(found, VeilError) else SubscriptionDescribed(found[1].info(found[0].key))
+    return found if isinstance(found, errors.VeilError) else SubscriptionDescribed(found[1].info(found[0].key))
 
 
-def list_subscriptions(writer: Writer, command: ListSubscriptions) -> Outcome:
+def list_subscriptions(writer: Writer, command: commands.ListSubscriptions) -> Outcome:
     """A page of subscriptions by name."""
     topic = writer.topics.get(command.topic)
     if topic is None:
-        return TopicMissing(topic=str(command.topic))
+        return errors.TopicMissing(topic=str(command.topic))
     names = sorted(name for name in topic.subscriptions if name.startswith(command.prefix) and name > command.after)
     page = names[: command.count_max]
     infos = [topic.subscriptions[name].info(topic.key) for name in page]
     return SubscriptionsListed(infos, more=len(names) > len(page))
 
 
-def publish(writer: Writer, command: Publish) -> Outcome:
+def publish(writer: Writer, command: commands.Publish) -> Outcome:
     """Send a copy to every subscription whose filter tag matches."""
     topic = writer.topics.get(command.topic)
     if topic is None:
-        return TopicMissing(topic=str(command.topic))
+        return errors.TopicMissing(topic=str(command.topic))
     limit_bytes = topic.settings.message_bytes_max
     if command.size_bytes > limit_bytes:
-        return MessageTooLarge(size_bytes=command.size_bytes, limit_bytes=limit_bytes)
+        return errors.MessageTooLarge(size_bytes=command.size_bytes, limit_bytes=limit_bytes)
     if writer.refusal is not None:
         return copy(writer.refusal)
     message = writer.next_id()
@@ -350,8 +323,11 @@ def _count_sent(outcomes: Sequence[Outcome]) -> int:
 
 
 def _dead_letters(
-    subscriptions: Sequence[LiveSubscription], copies: Sequence[Send], outcomes: Sequence[Outcome], message: bytes
-) -> list[Send]:
+    subscriptions: Sequence[LiveSubscription],
+    copies: Sequence[commands.Send],
+    outcomes: Sequence[Outcome],
+    message: bytes,
+) -> list[commands.Send]:
     """Sends of the copies that their queues could not take, to the dead-letter queues of their subscriptions."""
     return [
         msgspec.structs.replace(copy, queue=target, extras=_with_id(copy.extras, message, copy.queue))
@@ -367,7 +343,7 @@ def _name_published(events: Sequence[Event], message: bytes) -> None:
         event.detail = named if event.detail is None else {**event.detail, **named}
 
 
-def record_push(writer: Writer, command: RecordPush) -> Outcome:
+def record_push(writer: Writer, command: commands.RecordPush) -> Outcome:
     """Record one attempt to push a message. After its last attempt the message goes to the dead-letter queue, if
     any."""
     queue = writer.queues.by_key.get(command.queue)
@@ -402,7 +378,9 @@ def _give_up(writer: Writer, queue: LiveQueue, sequence: int) -> None:
     dead_letter(writer, queue, place, target)
 
 
-def _copies(writer: Writer, command: Publish, subscriptions: Sequence[LiveSubscription], message: bytes) -> list[Send]:
+def _copies(
+    writer: Writer, command: commands.Publish, subscriptions: Sequence[LiveSubscription], message: bytes
+) -> list[commands.Send]:
     """The send of each copy. Its size counts as that of the published message: the sender did not write the
     envelope."""
     body, digest, tag = command.body, command.md5, command.extras.tag
@@ -420,7 +398,9 @@ def _copies(writer: Writer, command: Publish, subscriptions: Sequence[LiveSubscr
             if form not in forms:
                 forms[form] = Copies(notification, form)
             text, text_md5 = forms[form].of(subscription.name)
-        copies.append(Send(queue=queue, origin=origin, body=text, md5=text_md5, size_bytes=size_bytes, extras=extras))
+        copies.append(
+            commands.Send(queue=queue, origin=origin, body=text, md5=text_md5, size_bytes=size_bytes, extras=extras)
+        )
     return copies
 
 
@@ -430,14 +410,14 @@ def _with_id(extras: Extras, message: bytes, refused_by: QueueKey | None = None)
 
 
 def _find(
-    writer: Writer, command: TopicCommand, name: str
-) -> tuple[LiveTopic, LiveSubscription] | TopicMissing | SubscriptionMissing:
+    writer: Writer, command: commands.TopicCommand, name: str
+) -> tuple[LiveTopic, LiveSubscription] | errors.TopicMissing | errors.SubscriptionMissing:
     topic = writer.topics.get(command.topic)
     if topic is None:
-        return TopicMissing(topic=str(command.topic))
+        return errors.TopicMissing(topic=str(command.topic))
     subscription = topic.subscriptions.get(name)
     if subscription is None:
-        return SubscriptionMissing(topic=str(command.topic), subscription=name)
+        return errors.SubscriptionMissing(topic=str(command.topic), subscription=name)
     return topic, subscription
 
 
@@ -447,11 +427,11 @@ def _put(writer: Writer, topic: LiveTopic, subscription: LiveSubscription) -> No
     writer.undo(lambda: setattr(topic, "subscriptions", before))
 
 
-def _remove(writer: Writer, command: TopicCommand, topic: LiveTopic, subscription: LiveSubscription) -> None:
+def _remove(writer: Writer, command: commands.TopicCommand, topic: LiveTopic, subscription: LiveSubscription) -> None:
     before = topic.subscriptions
     if subscription.settings.url is not None:
         queue = hidden_queue(topic.key, subscription.name)
-        queue_commands.delete(writer, DeleteQueue(queue=queue, origin=command.origin))
+        queue_commands.delete(writer, commands.DeleteQueue(queue=queue, origin=command.origin))
     writer.write("DELETE FROM subscription WHERE id = ?", (subscription.id,))
     topic.subscriptions = {name: other for name, other in before.items() if name != subscription.name}
     writer.undo(lambda: setattr(topic, "subscriptions", before))
@@ -479,7 +459,7 @@ def _info(writer: Writer, topic: LiveTopic) -> TopicInfo:
 def _record(
     writer: Writer,
     kind: Kind,
-    command: TopicCommand,
+    command: commands.TopicCommand,
     detail: dict[str, object] | None = None,
     message: bytes | None = None,
     body_bytes: int | None = None,

@@ -13,7 +13,7 @@ from typing import Any, Final, get_args
 
 import msgspec
 
-from veilmq.model.commands import AnyCommand, Operate
+from veilmq.model import commands
 from veilmq.model.errors import ParameterInvalid, QueueMissing, StoreFailed, VeilError, as_fields, from_fields
 from veilmq.model.events import Event, Kind
 from veilmq.model.instant import DAY_US
@@ -65,7 +65,7 @@ _ENCODER: Final = msgspec.msgpack.Encoder()
 _STORED: Final = msgspec.msgpack.Decoder(list[tuple[str, msgspec.Raw]])
 
 
-def operate(writer: Writer, command: Operate, run: Callable[[AnyCommand], Outcome]) -> Outcome:
+def operate(writer: Writer, command: commands.Operate, run: Callable[[commands.AnyCommand], Outcome]) -> Outcome:
     """Run the commands, unless they ran before under this id. run: handles one of them in the open batch."""
     if command.keeps:
         kept = writer.read_one(_FIND, (command.origin.principal, command.id, writer.now - KEPT_US))
@@ -83,7 +83,7 @@ def operate(writer: Writer, command: Operate, run: Callable[[AnyCommand], Outcom
     return Operated(outcomes)
 
 
-def _repeated(command: Operate, digest: bytes, packed: bytes) -> Outcome:
+def _repeated(command: commands.Operate, digest: bytes, packed: bytes) -> Outcome:
     if digest != command.digest:
         return Operated([], mismatch=True)
     try:
@@ -108,14 +108,14 @@ def _changed(outcome: Outcome) -> bool:
     return not isinstance(outcome, VeilError)
 
 
-def _incarnation(writer: Writer, command: Operate) -> int | None:
+def _incarnation(writer: Writer, command: commands.Operate) -> int | None:
     """The queue that the command is about, if it exists."""
     key = getattr(command.commands[0], "queue", None)
     queue = None if key is None else writer.queues.by_key.get(key)
     return None if queue is None else queue.incarnation
 
 
-def _record(writer: Writer, command: Operate, outcome: Outcome, start: int, incarnation: int | None) -> None:
+def _record(writer: Writer, command: commands.Operate, outcome: Outcome, start: int, incarnation: int | None) -> None:
     """Append the event: about a message if the events of the command from `start` on are about one message alone."""
     detail = {"id": command.id, "act": command.act, "asked": command.asked}
     if isinstance(outcome, JobStarted):
@@ -127,7 +127,7 @@ def _record(writer: Writer, command: Operate, outcome: Outcome, start: int, inca
     writer.events.append(event)
 
 
-def _keep(writer: Writer, command: Operate, outcomes: list[Outcome]) -> None:
+def _keep(writer: Writer, command: commands.Operate, outcomes: list[Outcome]) -> None:
     named = [(type(each).__name__, as_fields(each) if isinstance(each, VeilError) else each) for each in outcomes]
     number = writer.next_number("operator_command")
     newest = writer.read_one(_NEWEST, ())
