@@ -11,7 +11,7 @@ import ssl
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import uvicorn
@@ -28,6 +28,7 @@ from veilmq.server.config.settings import Settings
 from veilmq.server.http.exchange import Exchange
 from veilmq.server.http.listener import Listener, listen
 from veilmq.server.logs import RefusedWaits
+from veilmq.server.service import Service
 from veilmq.server.shell import Shell
 from veilmq.store import Options
 
@@ -117,7 +118,7 @@ class Running:
         listener = await listen("127.0.0.1", 0, _hello, name="sqs")
         self.listeners = {"sqs": listener}
         config = uvicorn.Config(
-            application(self, self.settings, TOKEN),
+            application(cast(Service, self), self.settings, TOKEN),
             http=admin_connection.Connection,
             ws="none",
             log_config=None,

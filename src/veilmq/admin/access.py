@@ -19,11 +19,10 @@ import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from veilmq.admin.api import Refused
-from veilmq.admin.service import Keys
 from veilmq.model.commands import CLIENT_NAME_CHARACTERS_MAX, Origin
 from veilmq.model.errors import ParameterInvalid
 from veilmq.model.settings.access import AccessKey, Action, Keyring
-from veilmq.server.auth import is_loopback_name
+from veilmq.server.auth import Keys, is_loopback_name
 from veilmq.server.cluster.admin import KEEP_PLACE
 from veilmq.server.http.intake.plain import is_host
 from veilmq.server.logs import RefusalLog

@@ -18,12 +18,12 @@ from starlette.responses import Response, StreamingResponse
 from veilmq.admin.access import CALLER, KEYRING, REFUSALS, Caller, asked
 from veilmq.admin.api import STATUS, Refused, described, inputs, operator
 from veilmq.admin.history import Scope
-from veilmq.admin.service import Keys, home_region
 from veilmq.model.commands import AnyCommand
 from veilmq.model.errors import VeilError
 from veilmq.model.events import HistoryTrimmed
 from veilmq.model.outcomes import Outcome
 from veilmq.model.settings.access import Action
+from veilmq.server.auth import Keys, home_region
 from veilmq.server.logs import RefusalLog
 from veilmq.server.shell import Shell
 

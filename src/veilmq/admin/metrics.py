@@ -22,7 +22,6 @@ from starlette.responses import Response
 
 from veilmq.admin.answers import caller_of
 from veilmq.admin.history import oldest_ages_us
-from veilmq.admin.service import Service
 from veilmq.model.errors import DiskLow, StoreFailed
 from veilmq.model.events import Kind
 from veilmq.model.instant import SECOND_US
@@ -31,6 +30,7 @@ from veilmq.model.settings.access import Action
 from veilmq.model.settings.queue import QueueKey
 from veilmq.model.settings.topic import SETTINGS_QUEUES, PushResult, is_hidden
 from veilmq.server.cluster import ClusterReport
+from veilmq.server.service import Service
 from veilmq.server.shell import LATENCY_BUCKETS_US, Latencies
 from veilmq.store import Reader
 from veilmq.store.reader import QueueState

@@ -24,10 +24,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from veilmq.admin.access import CALLER, Caller
 from veilmq.admin.app import create_app
-from veilmq.admin.service import Service
 from veilmq.model.settings.queue import QueueKey
 from veilmq.server.cluster.admin import INPUT_ENDED
 from veilmq.server.config.settings import Settings
+from veilmq.server.service import Service
 
 HOME: Final = "/console/"
 _HTML: Final = re.compile(r"(^|,)\s*text/html")

@@ -25,7 +25,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from veilmq.admin.access import Access
 from veilmq.admin.api import STATUS, Refused, described
-from veilmq.admin.service import Service
 from veilmq.console import HOME, ApiRefused, Calls
 from veilmq.console.pages import PAGES
 from veilmq.console.sessions import SIGN_IN, SIGN_OUT, Entrance, Session, SignInNeeded
@@ -36,6 +35,7 @@ from veilmq.model.instant import SECOND_US
 from veilmq.server.auth import is_loopback_name
 from veilmq.server.config.settings import Settings
 from veilmq.server.http.intake.plain import is_host
+from veilmq.server.service import Service
 
 _FILES: Final = {
     "console.css": "text/css; charset=utf-8",

@@ -30,7 +30,6 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from veilmq.admin.access import Access, Caller, key_of, with_token
 from veilmq.admin.api import Refused
-from veilmq.admin.service import Service
 from veilmq.console import HOME
 from veilmq.console.showing import duration, page
 from veilmq.model.errors import VeilError
@@ -45,6 +44,7 @@ from veilmq.model.settings.access import (
 )
 from veilmq.server.cluster.admin import KEEP_PLACE
 from veilmq.server.config.settings import Settings
+from veilmq.server.service import Service
 
 IDLE_US: Final = HOUR_US
 AGE_US: Final = 12 * HOUR_US

@@ -35,16 +35,17 @@ from veilmq.admin.app.queues import Queues, Topics
 from veilmq.admin.history.copies import Copies
 from veilmq.admin.history.feed import CopiedHistory, Feed
 from veilmq.admin.metrics import Metrics
-from veilmq.admin.service import Keys, Service
 from veilmq.admin.timeouts.cache import Timeouts
 from veilmq.model.errors import DiskLow, ParameterInvalid, StoreFailed, VeilError
 from veilmq.model.events import HistoryTrimmed
 from veilmq.model.instant import DAY_US, SECOND_US
 from veilmq.model.outcomes import ClockChecked
 from veilmq.model.settings.access import Action, Share
+from veilmq.server.auth import Keys
 from veilmq.server.clock import log as clock_log
 from veilmq.server.cluster import Cluster, ClusterReport
 from veilmq.server.config.settings import FIELDS, Address, Settings
+from veilmq.server.service import Service
 from veilmq.store.archive import shown_url
 from veilmq.store.directory import DatabaseFailed, NotOurs, Progress
 from veilmq.store.log import Follower

@@ -25,14 +25,15 @@ from veilmq.admin.answers import answer, caller_of, members_of
 from veilmq.admin.api import Refused
 from veilmq.admin.api.inputs import PAGE_MAX, QUEUE, Account, convert, queue_key
 from veilmq.admin.api.views import shown_client, shown_key
-from veilmq.admin.service import Account as KnownAccount
-from veilmq.admin.service import Keys, Service, home_region, knows
 from veilmq.model.commands import CLIENT_NAME_CHARACTERS_MAX, SERVER, Origin
 from veilmq.model.errors import ParameterInvalid, QueueMissing
 from veilmq.model.instant import FOREVER, MINUTE_US
 from veilmq.model.messages import id_text
 from veilmq.model.settings.access import EVERYTHING, AccessKey, Action, Grant
+from veilmq.server.auth import Account as KnownAccount
+from veilmq.server.auth import Keys, home_region, knows
 from veilmq.server.config.settings import Settings
+from veilmq.server.service import Service
 from veilmq.store import Reader
 from veilmq.store.reader import AccountCounts, HeldBy, QueueState
 from veilmq.store.rollups import CLIENT_COUNTS, SeenClients

@@ -19,14 +19,15 @@ from veilmq.admin.api.views import shown_move
 from veilmq.admin.history import Scope, all_moves, covers
 from veilmq.admin.history.messages import Caller, find_message, find_sends, quarantine_page
 from veilmq.admin.history.trace import shown_trace
-from veilmq.admin.service import Service, home_region
 from veilmq.admin.timeouts.cache import Timeouts
 from veilmq.model.errors import VeilError
 from veilmq.model.messages import id_text
 from veilmq.model.moves import Act, JobInfo, MoveInfo
 from veilmq.model.settings.access import Action
 from veilmq.model.settings.queue import QueueKey
+from veilmq.server.auth import home_region
 from veilmq.server.port import may_send_to_targets
+from veilmq.server.service import Service
 from veilmq.store import Reader
 
 

@@ -35,7 +35,6 @@ from veilmq.admin.history import oldest_ages_us, topics_of
 from veilmq.admin.history.messages import message_page, without_error
 from veilmq.admin.past import PastInput, past_page
 from veilmq.admin.rollups import LiveRates, QueuesInput, Wanted, live_part, rates_of, rollup_page, worst_page
-from veilmq.admin.service import Service, knows
 from veilmq.admin.timeouts import TimeoutInput
 from veilmq.admin.timeouts.cache import Timeouts, WrongInput
 from veilmq.model.commands import AnyCommand, CreateQueue, DeleteTopic, ListQueues, Peek, Receive
@@ -44,8 +43,10 @@ from veilmq.model.outcomes import Outcome, QueuesListed, Received
 from veilmq.model.settings.access import Action
 from veilmq.model.settings.queue import QueueKey
 from veilmq.model.settings.topic import TopicKey
+from veilmq.server.auth import knows
 from veilmq.server.cluster.admin import INPUT_ENDED
 from veilmq.server.port import may_send_to_targets
+from veilmq.server.service import Service
 from veilmq.store.reader import QueueState
 
 _PATH = "/api/v1/queues/{account}/{region}/{name}"

@@ -25,10 +25,10 @@ from veilmq.admin.access import Caller
 from veilmq.admin.answers import JSON_LINES, body_of, caller_now, gone_of, scope_of, stream
 from veilmq.admin.api import Refused
 from veilmq.admin.history import Scope, snapshot_lines
-from veilmq.admin.service import Service
 from veilmq.model.errors import DiskLow, StoreFailed
 from veilmq.model.settings.access import Action
 from veilmq.server.cluster.admin import INPUT_ENDED
+from veilmq.server.service import Service
 from veilmq.store.directory import DatabaseFailed, NotOurs
 from veilmq.store.files import SyncedInPieces, close_in_pieces
 

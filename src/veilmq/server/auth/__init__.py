@@ -207,6 +207,16 @@ Keys = Credentials | DevelopmentKeyring
 """The keys that a server uses."""
 
 
+def home_region(keys: Keys, account: str) -> str:
+    """The home region of an account; for an unknown one, the keys' default."""
+    return next((each.home_region for each in keys.accounts if each.id == account), keys.home_region)
+
+
+def knows(keys: Keys, account: str) -> bool:
+    """Whether the account exists; without a credentials file, every account does."""
+    return not keys.checks or any(each.id == account for each in keys.accounts)
+
+
 class _GrantTable(msgspec.Struct, forbid_unknown_fields=True):
     actions: list[str]
     queues: Annotated[list[Annotated[str, Meta(min_length=1, max_length=256)]], Meta(min_length=1)] = msgspec.field(
