@@ -40,7 +40,7 @@ def _within_operate() -> st.SearchStrategy[Any]:
 
 
 def _within_operated() -> st.SearchStrategy[Any]:
-    inner = [kind for kind in (*get_args(outcomes.Result), *leaves()) if kind is not outcomes.Operated]
+    inner = [kind for kind in (*outcomes.Result.__subclasses__(), *leaves()) if kind is not outcomes.Operated]
     return st.lists(st.sampled_from(inner).flatmap(value_of), max_size=3)
 
 

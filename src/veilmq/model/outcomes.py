@@ -15,7 +15,11 @@ from veilmq.model.settings.queue import QueueInfo, QueueKey, Template, XmlBody
 from veilmq.model.settings.topic import SubscriptionInfo, TopicInfo
 
 
-class Sent(msgspec.Struct, gc=False):
+class Result(msgspec.Struct, gc=False):
+    """What a command has done; an error stands in its place."""
+
+
+class Sent(Result):
     """The message is durable."""
 
     id: bytes
@@ -29,7 +33,7 @@ class Sent(msgspec.Struct, gc=False):
     """Absorbed by deduplication: id and sequence are the first message's."""
 
 
-class Received(msgspec.Struct, gc=False):
+class Received(Result):
     """Messages in delivery order; empty if there was none."""
 
     messages: list[Delivery]
@@ -45,31 +49,31 @@ class Received(msgspec.Struct, gc=False):
     """For how long the receive had waited when its messages were granted, by the clock of whoever carried it out."""
 
 
-class Extended(msgspec.Struct, gc=False):
+class Extended(Result):
     """The lease's new end, and the handle to use next (the same one where handles do not rotate)."""
 
     handle: str
     due: Instant
 
 
-class Deleted(msgspec.Struct, gc=False):
+class Deleted(Result):
     """The message is gone for good."""
 
 
-class Undelivered(msgspec.Struct, gc=False):
+class Undelivered(Result):
     """How many of the handles were still current."""
 
     released: int
 
 
-class QueueCreated(msgspec.Struct, gc=False):
+class QueueCreated(Result):
     """The queue exists; `created` is False if it did before."""
 
     info: QueueInfo
     created: bool
 
 
-class QueueChanged(msgspec.Struct, gc=False):
+class QueueChanged(Result):
     """The queue after the command."""
 
     info: QueueInfo
@@ -77,31 +81,31 @@ class QueueChanged(msgspec.Struct, gc=False):
     """False: a setting did not have the expected value, or the queue has another version, and nothing was changed."""
 
 
-class QueueDeleted(msgspec.Struct, gc=False):
+class QueueDeleted(Result):
     """How many messages were deleted with it."""
 
     count: int
 
 
-class Purged(msgspec.Struct, gc=False):
+class Purged(Result):
     """How many messages were deleted."""
 
     count: int
 
 
-class TemplateKept(msgspec.Struct, gc=False):
+class TemplateKept(Result):
     """new: there was none of that name."""
 
     new: bool
 
 
-class TemplatesListed(msgspec.Struct, gc=False):
+class TemplatesListed(Result):
     """All of a queue, by name."""
 
     templates: list[Template]
 
 
-class QueueDescribed(msgspec.Struct, gc=False):
+class QueueDescribed(Result):
     """The queue as it stands."""
 
     info: QueueInfo
@@ -109,14 +113,14 @@ class QueueDescribed(msgspec.Struct, gc=False):
     """Whether a queue, hidden or not, names it for its dead letters; True of an owner whose release does not say."""
 
 
-class QueuesListed(msgspec.Struct, gc=False):
+class QueuesListed(Result):
     """Queues by name; `more` if others follow the last one."""
 
     queues: list[QueueInfo]
     more: bool
 
 
-class Swept(msgspec.Struct, gc=False):
+class Swept(Result):
     """Rows touched; `more` if the bound cut the work short."""
 
     steps: int
@@ -125,18 +129,18 @@ class Swept(msgspec.Struct, gc=False):
     """A snapshot of the history is being taken: more work comes soon, but none at once."""
 
 
-class ClockChecked(msgspec.Struct, gc=False):
+class ClockChecked(Result):
     """How far the expiry clock is behind the lease clock, and how much of that the command has just accepted."""
 
     held_us: int
     accepted_us: int
 
 
-class Recorded(msgspec.Struct, gc=False):
+class Recorded(Result):
     """The history has recorded it."""
 
 
-class Shared(msgspec.Struct, gc=False):
+class Shared(Result):
     """The value that there is now."""
 
     value: bytes
@@ -146,39 +150,39 @@ class Shared(msgspec.Struct, gc=False):
         return "Shared()"
 
 
-class MoveStarted(msgspec.Struct, gc=False):
+class MoveStarted(Result):
     """The task runs until it is done."""
 
     info: MoveInfo
 
 
-class MoveCancelled(msgspec.Struct, gc=False):
+class MoveCancelled(Result):
     """The task's current state; None if the queue has no such task. `cancelled` is False if it had ended before."""
 
     info: MoveInfo | None
     cancelled: bool
 
 
-class MovesListed(msgspec.Struct, gc=False):
+class MovesListed(Result):
     """Tasks, newest first."""
 
     tasks: list[MoveInfo]
 
 
-class JobStarted(msgspec.Struct, gc=False):
+class JobStarted(Result):
     """The job runs until it is done; a purge is done already."""
 
     info: JobInfo
 
 
-class JobCancelled(msgspec.Struct, gc=False):
+class JobCancelled(Result):
     """The job's current state; None if there is no such job. `cancelled` is False if it had ended before."""
 
     info: JobInfo | None
     cancelled: bool
 
 
-class Operated(msgspec.Struct, gc=False):
+class Operated(Result):
     """The outcomes of an operator's commands, now or when the command was first carried out."""
 
     outcomes: list[Any]
@@ -188,27 +192,27 @@ class Operated(msgspec.Struct, gc=False):
     """Nothing ran: the id is another command's."""
 
 
-class TopicCreated(msgspec.Struct, gc=False):
+class TopicCreated(Result):
     """The topic exists; `created` is False if it did before."""
 
     info: TopicInfo
     created: bool
 
 
-class TopicDescribed(msgspec.Struct, gc=False):
+class TopicDescribed(Result):
     """The topic as it stands."""
 
     info: TopicInfo
 
 
-class TopicsListed(msgspec.Struct, gc=False):
+class TopicsListed(Result):
     """Topics by name; `more` if others follow the last one."""
 
     topics: list[TopicInfo]
     more: bool
 
 
-class Published(msgspec.Struct, gc=False):
+class Published(Result):
     """The message is durable in every queue that gets it."""
 
     id: bytes
@@ -217,58 +221,26 @@ class Published(msgspec.Struct, gc=False):
     copies: int
 
 
-class Subscribed(msgspec.Struct, gc=False):
+class Subscribed(Result):
     """The subscription exists; `created` is False if it did before."""
 
     info: SubscriptionInfo
     created: bool
 
 
-class SubscriptionDescribed(msgspec.Struct, gc=False):
+class SubscriptionDescribed(Result):
     """The subscription as it stands."""
 
     info: SubscriptionInfo
 
 
-class SubscriptionsListed(msgspec.Struct, gc=False):
+class SubscriptionsListed(Result):
     """Subscriptions by name; `more` if others follow the last one."""
 
     subscriptions: list[SubscriptionInfo]
     more: bool
 
 
-Result = (
-    Sent
-    | Received
-    | Extended
-    | Deleted
-    | Undelivered
-    | QueueCreated
-    | QueueChanged
-    | QueueDeleted
-    | Purged
-    | TemplateKept
-    | TemplatesListed
-    | QueueDescribed
-    | QueuesListed
-    | Swept
-    | ClockChecked
-    | Recorded
-    | Shared
-    | MoveStarted
-    | MoveCancelled
-    | MovesListed
-    | JobStarted
-    | JobCancelled
-    | Operated
-    | TopicCreated
-    | TopicDescribed
-    | TopicsListed
-    | Published
-    | Subscribed
-    | SubscriptionDescribed
-    | SubscriptionsListed
-)
 Outcome = Result | VeilError
 
 

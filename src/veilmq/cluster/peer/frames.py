@@ -122,7 +122,7 @@ def _packed(kind: type) -> type:
 
 
 _PACKED: Final[dict[type, Callable[[Any], Any]]] = {
-    kind: _packed(kind) for kind in get_args(Result) if kind is not Operated
+    kind: _packed(kind) for kind in Result.__subclasses__() if kind is not Operated
 }
 _ONE: Final[Any] = reduce(or_, _PACKED.values(), _Error)
 _OPERATED: Final[Any] = msgspec.defstruct(

@@ -9,7 +9,7 @@ when there are too many. Source: draft-ietf-httpapi-idempotency-key-header.
 """
 
 from collections.abc import Callable
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 import msgspec
 
@@ -60,7 +60,7 @@ _BEYOND: Final = (
     "DELETE FROM console_session WHERE digest IN"
     " (SELECT digest FROM console_session ORDER BY used DESC, opened DESC LIMIT -1 OFFSET ?)"
 )
-_RESULTS: Final[dict[str, Any]] = {each.__name__: each for each in get_args(Result)}
+_RESULTS: Final[dict[str, Any]] = {each.__name__: each for each in Result.__subclasses__()}
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _STORED: Final = msgspec.msgpack.Decoder(list[tuple[str, msgspec.Raw]])
 
