@@ -40,7 +40,9 @@ def _within_operate() -> st.SearchStrategy[Any]:
 
 
 def _within_operated() -> st.SearchStrategy[Any]:
-    inner = [kind for kind in (*outcomes.Result.__subclasses__(), *leaves()) if kind is not outcomes.Operated]
+    inner: list[Any] = [
+        kind for kind in (*outcomes.Result.__subclasses__(), *leaves()) if kind is not outcomes.Operated
+    ]
     return st.lists(st.sampled_from(inner).flatmap(value_of), max_size=3)
 
 
