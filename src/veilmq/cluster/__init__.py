@@ -45,11 +45,9 @@ class Ticket(Protocol):
     @property
     def commands(self) -> Sequence[AnyCommand]:
         """At least one command; all of a call are applied in one batch."""
-        ...
 
     def answer(self, outcomes: list[Outcome]) -> None:
         """Receive one durable outcome per command, on the loop. Must not raise."""
-        ...
 
 
 class Clock(Protocol):
@@ -57,7 +55,6 @@ class Clock(Protocol):
 
     def now(self) -> Instant:
         """The current instant."""
-        ...
 
 
 REPEATABLE: Final[frozenset[type]] = frozenset(

@@ -82,11 +82,9 @@ class Engine(Protocol):
 
     async def call(self, *commands: AnyCommand) -> list[Outcome]:
         """Their outcomes."""
-        ...
 
     def arrived(self) -> Instant:
         """The lease clock's current instant."""
-        ...
 
 
 class SupervisedTask:

@@ -218,17 +218,14 @@ class Call(Protocol):
     @property
     def key(self) -> AccessKey:
         """The key that signed it."""
-        ...
 
     @property
     def verified(self) -> bool:
         """Whether it was signed; not if it only reads what the answer to a stranger needs."""
-        ...
 
     @property
     def commands(self) -> tuple[AnyCommand, ...]:
         """Its commands; never empty."""
-        ...
 
 
 class Codec(Protocol):
@@ -236,23 +233,18 @@ class Codec(Protocol):
 
     def decode(self, request: Request, wall: Instant, arrived: Instant) -> Any:
         """A `Call`, or the Response of a request that needs no engine."""
-        ...
 
     def encode(self, call: Any, outcomes: Sequence[Outcome]) -> Any:
         """The response to a call; or the next `Call`, if this one only fetched what authorization needs."""
-        ...
 
     def denied(self, call: Any, action: Action) -> Response:
         """The response to a call that its key may not make."""
-        ...
 
     def refuse(self, status: int, reason: str, request: Request | None = None) -> Response:
         """The response to a request that HTTP or the server's rules forbid."""
-        ...
 
     def failure(self, request: Request) -> Response:
         """The answer when the server itself failed."""
-        ...
 
 
 class Port:

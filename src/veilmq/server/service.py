@@ -60,20 +60,16 @@ class PushRoom(Protocol):
 
     def state(self, url: str) -> Mapping[str, object]:
         """The health of a subscription's endpoint."""
-        ...
 
     def unavailable(self) -> Mapping[str, str]:
         """Endpoints that are called seldom because they fail, and why."""
-        ...
 
     @property
     def calls_put_off(self) -> int:
         """Calls that local exhaustion put off; each is made later."""
-        ...
 
     def local_exhaustion(self) -> str | None:
         """The resource that this server lacks now, so that pushes wait."""
-        ...
 
 
 class _Carrier(NamedTuple):

@@ -117,57 +117,45 @@ class Store(Protocol):
     @property
     def directory(self) -> DataDirectory:
         """Where the data is."""
-        ...
 
     @property
     def reader(self) -> Reader:
         """Reads what was applied and committed."""
-        ...
 
     @property
     def mark(self) -> Instant:
         """High-water mark of the lease clock, as last committed."""
-        ...
 
     def apply(self, commands: Sequence[AnyCommand], now: Instant) -> Applied:
         """Run the batch's statements. Nothing is durable, and no outcome may be sent, before `commit` returns.
 
         Raises StoreUnknown if the store failed and its state cannot be known: only `close` may be called after that.
         """
-        ...
 
     def work_ahead(self) -> bool:
         """Between two batches: do part of the next one's work. Returns whether there was any; never raises."""
-        ...
 
     @property
     def commit_takes_long(self) -> bool:
         """Whether the next `commit` may wait, or do more than make the batch durable. Then run it in a thread."""
-        ...
 
     def begin_commit(self) -> int | None:
         """Begin to make the applied batch durable elsewhere, without waiting. Returns a descriptor that is readable
         when an answer has arrived: then call `commit_confirmed`. None: call `commit`."""
-        ...
 
     def commit_confirmed(self) -> bool | None:
         """True: the batch is durable, and `commit` will not wait. False: `commit` must find out. None: no answer has
         arrived yet."""
-        ...
 
     def commit(self) -> None:
         """Make the applied batch durable. Blocks. Raises StoreFailed (rolled back; the store can go on) or StoreUnknown
         (as in `apply`)."""
-        ...
 
     def apply_each(self, commands: Sequence[AnyCommand], now: Instant) -> Applied:
         """Apply and commit each command by itself, after a batch failed. Blocks; the outcomes are durable."""
-        ...
 
     def query(self, command: Peek, now: Instant) -> Outcome:
         """Answer from committed state without changing anything. Blocks; any thread."""
-        ...
 
     def close(self) -> None:
         """Release the files. A batch that was not committed is rolled back."""
-        ...

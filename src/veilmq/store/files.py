@@ -170,7 +170,6 @@ class Writing(Protocol):
 
     def write(self, data: bytes, /) -> int:
         """Write all of the data. Raises OSError."""
-        ...
 
 
 class SyncedInPieces:
@@ -205,15 +204,12 @@ class RawFile(Protocol):
 
     def write(self, data: Bytes, offset: int) -> int:
         """Write, and return how many bytes were written."""
-        ...
 
     def sync(self) -> None:
         """Make the content durable."""
-        ...
 
     def close(self) -> None:
         """Close it."""
-        ...
 
 
 class Job(Protocol):
@@ -221,11 +217,9 @@ class Job(Protocol):
 
     def is_alive(self) -> bool:
         """Whether it has not ended."""
-        ...
 
     def join(self, timeout: float | None = None) -> None:
         """Wait until it has ended, or for `timeout` seconds."""
-        ...
 
 
 class Disk(Protocol):
@@ -234,50 +228,39 @@ class Disk(Protocol):
     @property
     def vfs(self) -> str | None:
         """Name of the apsw VFS that opens the database; None: SQLite's own."""
-        ...
 
     def make(self, path: Path) -> RawFile:
         """Create a file of mode 0600, or empty an existing one, and open it."""
-        ...
 
     def open(self, path: Path) -> RawFile:
         """Open an existing file."""
-        ...
 
     def open_past_cache(self, path: Path) -> RawFile:
         """Open an existing file so that each write is durable when it returns; of whole blocks, from aligned memory.
 
         Raises AttributeError or NotImplementedError too, if this system cannot do that.
         """
-        ...
 
     def map(self, path: Path, size: int) -> RawFile:
         """Open an existing file of that size so that a write is no system call."""
-        ...
 
     def rename(self, path: Path, target: Path) -> None:
         """Give the file another name, and replace a file of that name. `sync_directory` makes it durable."""
-        ...
 
     def remove(self, path: Path) -> None:
         """Remove a file. `sync_directory` makes it durable."""
-        ...
 
     def sync_directory(self, path: Path) -> None:
         """Make the names in a directory durable."""
-        ...
 
     def file_system(self, path: Path) -> str:
         """Type of the file system that holds the file; "" if unknown."""
-        ...
 
     def space(self, path: Path) -> tuple[int, int]:
         """Free bytes, and all bytes, of the file system."""
-        ...
 
     def beside(self, work: Callable[[], None], name: str) -> Job:
         """Begin work that may run beside the batches. Raises RuntimeError if no thread can be started."""
-        ...
 
 
 class RealDisk:

@@ -278,11 +278,9 @@ class History(Protocol):
 
     def look(self) -> AbstractContextManager[View]:
         """See `Reader.look`."""
-        ...
 
     def hold(self, offset: int, seconds: float) -> int:
         """See `Reader.hold`."""
-        ...
 
 
 class Feed:

@@ -145,11 +145,9 @@ class Keyring(Protocol):
     @property
     def checks(self) -> bool:
         """Whether signatures are checked."""
-        ...
 
     def find(self, key_id: str) -> AccessKey | None:
         """The key of that id, made up in development mode; None if unknown."""
-        ...
 
 
 class NamedAccount(msgspec.Struct, frozen=True, eq=False):
@@ -181,11 +179,9 @@ class NamedAccounts(Protocol):
     @property
     def checks(self) -> bool:
         """False in development mode."""
-        ...
 
     def find_account(self, name: str) -> NamedAccount | None:
         """The account of that name, the same object until the keys change; None if unknown."""
-        ...
 
 
 SESSIONS_MAX: Final = 1_000

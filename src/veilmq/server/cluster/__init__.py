@@ -103,60 +103,47 @@ class Cluster(Protocol):
     @property
     def unread(self) -> Unread:
         """What clients of this server have not read."""
-        ...
 
     @property
     def aliases(self) -> Aliases:
         """Of all queues."""
-        ...
 
     @property
     def front(self) -> Calls:
         """Carries calls out, here or at the owner."""
-        ...
 
     @property
     def copy(self) -> Follower | None:
         """This server's copy of the data, which may be behind; None: it has none yet."""
-        ...
 
     @property
     def following(self) -> Following:
         """How it stands while another server owns the data."""
-        ...
 
     async def report(self) -> ClusterReport:
         """How this server and its cluster stand. Takes a second at most."""
-        ...
 
     async def hand_over(self, to: str) -> None:
         """Ask the owner to hand over to that server; "": to any. Raises ParameterInvalid, StoreFailed."""
-        ...
 
     async def join(self, undo: AsyncExitStack, certificate: Certificate | None) -> bool:
         """Become one of the cluster's servers, which reach this one under TLS with that certificate; False: `stop` was
         called. Raises ClusterRefused, OSError."""
-        ...
 
     def holds(self) -> bool:
         """Whether this server's lease runs."""
-        ...
 
     async def run(self, lead: Lead) -> None:
         """Follow, and serve while this server owns the data, until `stop`. Raises as `join` and `open_directory`."""
-        ...
 
     async def reach_admin(self) -> "Owner":
         """Connect to the owner's admin port. Raises Unreached."""
-        ...
 
     def answer_parked(self) -> None:
         """Answer receives of this server's clients that wait at the owner."""
-        ...
 
     def stop(self) -> None:
         """End `run`."""
-        ...
 
 
 class ClusterRefused(Exception):

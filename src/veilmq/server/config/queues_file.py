@@ -93,7 +93,6 @@ class Call(Protocol):
 
     def __call__(self, *commands: AnyCommand) -> Awaitable[Sequence[Outcome]]:
         """One outcome a command."""
-        ...
 
 
 async def declare(declared: Declared, call: Call) -> None:

@@ -106,7 +106,6 @@ class MovableClock(Clock, Protocol):
 
     def advance(self, duration_us: int) -> None:
         """Jump forward."""
-        ...
 
 
 class Latencies:

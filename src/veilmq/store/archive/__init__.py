@@ -72,19 +72,15 @@ class Place(Protocol):
 
     def write(self, key: str, content: bytes) -> None:
         """Write an object whole and durably. Raises PlaceFailed."""
-        ...
 
     def read(self, key: str) -> bytes | None:
         """An object's content; None: it is not there. Raises PlaceFailed."""
-        ...
 
     def list(self, folder: str) -> list[str]:
         """Names in a folder, sorted, without those of nested folders' content. Raises PlaceFailed."""
-        ...
 
     def remove(self, key: str) -> None:
         """Remove an object, or a folder with all in it, if it is there. Raises PlaceFailed."""
-        ...
 
 
 def shown_url(url: str) -> str:

@@ -105,7 +105,6 @@ class Log(Protocol):
     def epoch(self) -> int:
         """The epoch under which the next record is appended. It may grow by a call that found out what became of a
         record."""
-        ...
 
     def append(self, lsn: int, record: bytes) -> None:
         """Make a packed `Record` durable, or finish what `send` began. Blocks, unless `confirmed` was True. Raises
@@ -113,16 +112,13 @@ class Log(Protocol):
 
         lsn: the number of the last record, plus one.
         """
-        ...
 
     def send(self, lsn: int, record: bytes) -> int | None:
         """Begin an append without waiting. Returns the descriptor that is readable when an answer arrives: then ask
         `confirmed`. None: `append` has to wait. Raises NotAppended, NotOwner, AppendUnknown."""
-        ...
 
     def confirmed(self) -> bool | None:
         """Whether what was sent is in the log; False: `append` has to find out; None: there was no answer yet."""
-        ...
 
 
 class Changed(NamedTuple):
@@ -151,22 +147,18 @@ class Follower(Protocol):
     @property
     def position(self) -> Position:
         """The last record that it has."""
-        ...
 
     @property
     def clock(self) -> Instant:
         """The lease clock at that record; 0: it has none. Raises Diverged, StoreUnknown."""
-        ...
 
     @property
     def format(self) -> int:
         """The state format that the tables have."""
-        ...
 
     @property
     def directory(self) -> DataDirectory:
         """Where the data is."""
-        ...
 
     def apply(self, entries: Sequence[Entry], *, forced: int = 0, alone: Collection[int] = ()) -> Changed:
         """Apply the next records in one transaction: that costs less than one at a time, and `TOGETHER` of them are
@@ -177,21 +169,17 @@ class Follower(Protocol):
         Raises Diverged, FormatUnknown: the records before the one that does not fit stay applied, and that one changes
         nothing. StoreUnknown: close it, and open it again.
         """
-        ...
 
     def queues(self, incarnations: Iterable[int] | None = None) -> dict[int, QueueInfo | None]:
         """These queues, or all, without counts; None for one that is not there. By incarnation. Raises Diverged,
         StoreUnknown."""
-        ...
 
     def shared(self) -> dict[str, bytes]:
         """Values that all servers of the cluster have, secrets among them, by name. Raises Diverged, StoreUnknown."""
-        ...
 
     def look(self) -> AbstractContextManager[View]:
         """A view for the calling thread, beside `apply`; waits while too many are open. Raises StoreFailed once the
         follower is closed."""
-        ...
 
     def copy(self, file: Path) -> Point:
         """Write a copy of the state, which a follower can open, and check it.
@@ -199,11 +187,9 @@ class Follower(Protocol):
         Any thread, beside `apply`. Raises Diverged if the check found anything; DestinationTaken, DatabaseFailed,
         OSError.
         """
-        ...
 
     def close(self) -> None:
         """Release the directory."""
-        ...
 
 
 def checksum(record: bytes) -> int:
@@ -253,11 +239,9 @@ class Source(Protocol):
 
     def snapshots(self) -> Sequence[Held]:
         """All, the newest first. Raises SourceUnusable, OSError."""
-        ...
 
     def records(self, after: Position) -> Iterable[Entry]:
         """Those after a record, 0 for the first, in their order. Raises RecordsEnd, SourceUnusable, OSError."""
-        ...
 
 
 class Restored(msgspec.Struct, kw_only=True):

@@ -56,16 +56,13 @@ class Tokens(Protocol):
     @property
     def tenant(self) -> str | None:
         """The tenant that clients should ask for a token; None: any."""
-        ...
 
     @property
     def audiences(self) -> frozenset[str]:
         """Audiences that are accepted besides Azure Storage's own."""
-        ...
 
     def claims(self, token: str) -> dict[str, Any]:
         """The claims of a genuine token. Raises TokenRefused."""
-        ...
 
 
 def challenge(authority: str, tokens: Tokens) -> tuple[tuple[bytes, bytes], ...]:

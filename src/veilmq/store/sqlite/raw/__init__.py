@@ -64,7 +64,6 @@ class Pages(Protocol):
 
     def __getitem__(self, number: int) -> bytes:
         """A page, by number from 1 on. Raises Unreadable if there is none."""
-        ...
 
 
 class Row(NamedTuple):

@@ -52,11 +52,9 @@ class RedoFile(Protocol):
 
         Raises apsw.FullError if nothing was written for lack of space, apsw.IOError if it is unknown what the disk has.
         """
-        ...
 
     def close(self) -> None:
         """Close it and leave it as it is."""
-        ...
 
 
 def open_file(path: Path, options: Options, room_bytes: int) -> RedoFile:
