@@ -264,43 +264,35 @@ class Disk(Protocol):
 
 
 class RealDisk:
-    """The machine's disk."""
+    """The machine's disk. See `Disk`."""
 
     vfs = None
 
     def make(self, path: Path) -> RawFile:
-        """See `Disk.make`."""
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         give_to_owner_of(path.parent, descriptor)
         return _Cached(descriptor)
 
     def open(self, path: Path) -> RawFile:
-        """See `Disk.open`."""
         return _Cached(os.open(path, os.O_RDWR | os.O_CLOEXEC))
 
     def open_past_cache(self, path: Path) -> RawFile:
-        """See `Disk.open_past_cache`."""
         flags = os.RWF_DSYNC
         return _Direct(os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_DIRECT), flags)
 
     def map(self, path: Path, size: int) -> RawFile:
-        """See `Disk.map`."""
         return _Mapped(os.open(path, os.O_RDWR | os.O_CLOEXEC), size)
 
     def rename(self, path: Path, target: Path) -> None:
-        """See `Disk.rename`."""
         path.replace(target)
 
     def remove(self, path: Path) -> None:
-        """See `Disk.remove`."""
         path.unlink()
 
     def sync_directory(self, path: Path) -> None:
-        """See `Disk.sync_directory`."""
         sync_directory(path)
 
     def file_system(self, path: Path) -> str:
-        """See `Disk.file_system`."""
         device = os.stat(path).st_dev
         try:
             mounts = Path("/proc/self/mountinfo").read_text("utf-8", "replace")
@@ -309,12 +301,10 @@ class RealDisk:
         return kind_of(mounts, f"{os.major(device)}:{os.minor(device)}")
 
     def space(self, path: Path) -> tuple[int, int]:
-        """See `Disk.space`."""
         status = os.statvfs(path)
         return status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
 
     def beside(self, work: Callable[[], None], name: str) -> Job:
-        """See `Disk.beside`."""
         thread = threading.Thread(target=work, name=name, daemon=True)
         thread.start()
         return thread

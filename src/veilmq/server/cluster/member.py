@@ -70,7 +70,7 @@ log = logging.getLogger("veilmq.cluster")
 
 
 class ClusterServer:
-    """What `Service` needs of a cluster. Belongs to the loop."""
+    """See `Cluster`. Belongs to the loop."""
 
     def __init__(self, settings: Settings, clock: LeaseClock, release: str) -> None:
         """Raises ClusterRefused, OSError."""
@@ -120,7 +120,6 @@ class ClusterServer:
 
     @property
     def following(self) -> Following:
-        """See `Cluster.following`."""
         caller = self.front.caller
         if self.member.drained:
             why = f"an operator drained this server: `veilmq cluster undrain {self._settings.server_name}` ends that"
@@ -135,7 +134,6 @@ class ClusterServer:
         return Following(self.owner, caller is not None and caller.connected, trouble, self.front.held, copy)
 
     async def report(self) -> ClusterReport:
-        """See `Cluster.report`."""
         found, own, following = await self._status.ask(self.member.postgres), self.ownership, self.following
         leads = own is not None and own.holds()
         missing = None if found is None else max(0, found.records - self.member.lsn)
@@ -157,7 +155,6 @@ class ClusterServer:
         )
 
     async def hand_over(self, to: str) -> None:
-        """See `Cluster.hand_over`."""
         try:
             await asyncio.to_thread(within, self.member.postgres, partial(ask_to_hand_over, to=to))
         except Unfit as error:
@@ -175,7 +172,6 @@ class ClusterServer:
         return self.ownership is not None and self.ownership.holds()
 
     async def join(self, undo: AsyncExitStack, certificate: Certificate | None) -> bool:
-        """See `Cluster.join`."""
         settings = self._settings
         try:
             shard = await asyncio.to_thread(self.member.join, self._stopping)
@@ -232,7 +228,6 @@ class ClusterServer:
         log.warning("others cannot reach this server at %s, correct --advertise: %s", advertised, why)
 
     async def run(self, lead: Lead) -> None:
-        """See `Cluster.run`."""
         loop = asyncio.get_running_loop()
         watch = Watch(
             opened=lambda follower: loop.call_soon_threadsafe(self._opened, follower),
@@ -426,7 +421,6 @@ class ClusterServer:
         asyncio.get_running_loop().call_soon(hand_on)  # not amid the bytes of the handshake
 
     async def reach_admin(self) -> Owner:
-        """See `Cluster.reach_admin`."""
         caller, owner = self.front.caller, self.owner
         if caller is None:
             raise Unreached(self.following.trouble)

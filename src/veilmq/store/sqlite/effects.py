@@ -215,7 +215,6 @@ class Archiving(Shipping):
 
     @property
     def awaits_record(self) -> bool:
-        """See `Shipping.awaits_record`."""
         return self._archive.awaits_record
 
     @contextmanager
@@ -225,11 +224,9 @@ class Archiving(Shipping):
             yield
 
     def applied(self) -> None:
-        """See `Shipping.applied`."""
         self.end("COMMIT")
 
     def end(self, how: str) -> None:
-        """See `Shipping.end`."""
         if how == "COMMIT":
             if self._next is not self._position:
                 self._archive.committed()

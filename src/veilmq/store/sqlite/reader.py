@@ -55,46 +55,37 @@ class SqliteReader:
 
     @property
     def queues(self) -> dict[QueueKey, LiveQueue]:
-        """See `Reader.queues`."""
         return self._writer.queues.by_key
 
     @property
     def aliases(self) -> dict[QueueKey, QueueKey]:
-        """See `Reader.aliases`."""
         return self._writer.queues.aliases
 
     @property
     def topics(self) -> Topics:
-        """See `Reader.topics`."""
         return self._writer.topics
 
     @property
     def refusal(self) -> DiskLow | StoreFailed | None:
-        """See `Reader.refusal`."""
         return copy(self._writer.refusal)
 
     @property
     def pages_damaged(self) -> bool:
-        """See `Reader.pages_damaged`."""
         return self._readers.trusting
 
     @property
     def held_us(self) -> int:
-        """See `Reader.held_us`."""
         return self._writer.held_us
 
     @property
     def log_bytes(self) -> int:
-        """See `Reader.log_bytes`."""
         return self._checkpointer.wal_bytes
 
     @property
     def log_is_long(self) -> bool:
-        """See `Reader.log_is_long`."""
         return self.log_bytes > self._log_bytes_long
 
     def per_account(self) -> dict[str, AccountCounts]:
-        """See `Reader.per_account`."""
         queues, topics = self._writer.queues, Counter(key.account for key in self._writer.topics)
         return {
             each: AccountCounts(queues.per_account[each], topics[each], queues.subscriptions[each])
@@ -102,39 +93,31 @@ class SqliteReader:
         }
 
     def unstored(self, incarnation: int) -> dict[int, Rollup]:
-        """See `Reader.unstored`."""
         return self._writer.rollups.live(incarnation)
 
     def unstored_failing(self, limit: int) -> dict[tuple[int, int], Rollup]:
-        """See `Reader.unstored_failing`."""
         return self._writer.rollups.live_failing(limit)
 
     @property
     def worst(self) -> Worst:
-        """See `Reader.worst`."""
         return self._writer.rollups.shown_worst()
 
     def seen_clients(self, now: Instant) -> SeenClients:
-        """See `Reader.seen_clients`."""
         self._writer.rollups.add_pending()
         return self._writer.rollups.clients.state(now)
 
     @contextmanager
     def look(self) -> Iterator[SqliteView]:
-        """See `Reader.look`."""
         with self._readers.lend() as connection:
             yield SqliteView(connection)
 
     def hold(self, offset: int, seconds: float) -> int:
-        """See `Reader.hold`."""
         return self._pins.keep(offset, seconds)
 
     def database_bytes(self) -> int:
-        """See `Reader.database_bytes`."""
         return self.directory.database.stat().st_size + self._checkpointer.wal_bytes
 
     def backup(self, step: Callable[[], None]) -> IO[bytes]:
-        """See `Reader.backup`."""
         with tempfile.TemporaryDirectory(prefix=COPY_PREFIX, dir=self.directory.path) as directory:
             copy = Path(directory, "veilmq.db")
             self._apply_log()
@@ -147,6 +130,5 @@ class SqliteReader:
             return copy.open("r+b")
 
     def check(self, progress: Progress) -> Report:
-        """See `Reader.check`."""
         self._apply_log()
         return tools.check(self.directory.database, progress, is_owner=True)

@@ -70,8 +70,8 @@ T = TypeVar("T")
 
 
 class SqliteStore:
-    """Owns a data directory. Opening raises DirectoryHeld, DirectoryUnsafe, DatabaseUnusable, SchemaRefused
-    (SchemaOlder: `Options.migrates`), NotOurs, SqliteTooOld."""
+    """See `Store`. Owns a data directory. Opening raises DirectoryHeld, DirectoryUnsafe, DatabaseUnusable, NotOurs,
+    SchemaRefused (SchemaOlder: `Options.migrates`), SqliteTooOld."""
 
     def __init__(
         self,
@@ -171,7 +171,6 @@ class SqliteStore:
         return self._space.is_low
 
     def apply(self, commands: Sequence[AnyCommand], now: Instant) -> Applied:
-        """See `Store.apply`."""
         self._check_usable()
         self._look_at_disk(now)
         writer = self._writer
@@ -226,11 +225,9 @@ class SqliteStore:
 
     @property
     def commit_takes_long(self) -> bool:
-        """See `Store.commit_takes_long`."""
         return self._log is not None or self.checkpointer.is_behind
 
     def begin_commit(self) -> int | None:
-        """See `Store.begin_commit`."""
         shipping = self._writer.shipping
         if shipping is None or self._log is None:
             return None
@@ -244,12 +241,10 @@ class SqliteStore:
         return descriptor
 
     def commit_confirmed(self) -> bool | None:
-        """See `Store.commit_confirmed`."""
         shipping = self._writer.shipping
         return False if shipping is None or self.checkpointer.is_behind else shipping.confirmed()
 
     def commit(self) -> None:
-        """See `Store.commit`."""
         was_behind = self.checkpointer.is_behind
         self._at_point("before commit")
         try:
@@ -293,7 +288,6 @@ class SqliteStore:
         return judged
 
     def apply_each(self, commands: Sequence[AnyCommand], now: Instant) -> Applied:
-        """See `Store.apply_each`."""
         self._writer.bytes_left = DELIVERED_BYTES_MAX
         visible: dict[Any, int] = {}
         outcomes: list[Outcome] = []
@@ -346,7 +340,6 @@ class SqliteStore:
         return StoreFailed(reason=f"{type(error).__name__}: {error}")
 
     def query(self, command: Peek, now: Instant) -> Outcome:
-        """See `Store.query`."""
         looked = Instant(now - self._writer.held_us)
         return self.readers.read(lambda each: peeks.peek(each, self._writer.queues, command, now, looked))
 
@@ -374,7 +367,6 @@ class SqliteStore:
             self._reads_old = False
 
     def close(self) -> None:
-        """See `Store.close`."""
         is_owner = os.getpid() == self.directory.pid
         if self._broken is None and is_owner:
             try:

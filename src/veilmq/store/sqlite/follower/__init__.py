@@ -63,12 +63,10 @@ class SqliteFollower:
 
     @property
     def directory(self) -> DataDirectory:
-        """See `Follower.directory`."""
         return self._directory
 
     @property
     def format(self) -> int:
-        """See `Follower.format`."""
         return int(self._connection.pragma("user_version"))
 
     @property
@@ -78,13 +76,11 @@ class SqliteFollower:
 
     @property
     def clock(self) -> Instant:
-        """See `Follower.clock`."""
         with _judged("the clock"):
             clock: Any = self._connection.execute("SELECT clock FROM mark").get
         return Instant(clock or 0)
 
     def apply(self, entries: Sequence[Entry], *, forced: int = 0, alone: Collection[int] = ()) -> Changed:
-        """See `Follower.apply`."""
         if self._readers.trusting:
             raise Diverged(f"the file: {MISMATCH}")
         with _judged(f"records from {self.position.lsn + 1} on"):
@@ -93,7 +89,6 @@ class SqliteFollower:
             return changed
 
     def queues(self, incarnations: Iterable[int] | None = None) -> dict[int, QueueInfo | None]:
-        """See `Follower.queues`."""
         found: dict[int, QueueInfo | None] = dict.fromkeys(incarnations or ())
         row: Any
         with _judged("the queues"):
@@ -110,7 +105,6 @@ class SqliteFollower:
         return found
 
     def shared(self) -> dict[str, bytes]:
-        """See `Follower.shared`."""
         with _judged("what the servers share"):
             if not self._connection.table_exists("main", "shared"):
                 return {}  # the log begins with an older format
@@ -118,7 +112,6 @@ class SqliteFollower:
 
     @contextmanager
     def look(self) -> Iterator[SqliteView]:
-        """See `Follower.look`."""
         try:
             with self._readers.lend() as connection:
                 yield SqliteView(connection)
@@ -134,7 +127,6 @@ class SqliteFollower:
         return apsw.SQLITE_OK
 
     def copy(self, file: Path) -> Point:
-        """See `Follower.copy`."""
         return copy_checked(self._directory.database, file, is_owner=True)
 
     def close(self) -> None:

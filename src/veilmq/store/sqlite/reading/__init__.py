@@ -135,7 +135,6 @@ class SqliteView:
         self._connection = connection
 
     def visible(self, queue: QueueState, behind: int, limit: int) -> list[ListedMessage]:
-        """See `View.visible`."""
         assert isinstance(queue, LiveQueue)
         unflushed = replay(self._connection, queue.generation).values()
         rows = [_listed(each) for each in unflushed if not each.leased and each.row.sequence > behind]
@@ -150,7 +149,6 @@ class SqliteView:
         return [_shown(row) for row in rows[:limit]]
 
     def hidden(self, queue: QueueState, due: int, sequence: int, limit: int) -> list[ListedMessage]:
-        """See `View.hidden`."""
         assert isinstance(queue, LiveQueue)
         rows = rows_of(self._connection, _HIDDEN, (queue.generation, due, sequence, limit))
         unflushed = replay(self._connection, queue.generation).values()
@@ -158,7 +156,6 @@ class SqliteView:
         return [_shown(row) for row in sorted(rows, key=itemgetter(_DUE, _SEQUENCE))[:limit]]
 
     def leases(self, queue: QueueState, due: int, sequence: int, limit: int) -> list[HeldLease]:
-        """See `View.leases`."""
         assert isinstance(queue, LiveQueue)
         rows = rows_of(self._connection, _LEASES, (queue.generation, due, sequence, limit))
         found = [HeldLease(*row) for row in rows]
@@ -170,12 +167,10 @@ class SqliteView:
         return sorted(found)[:limit]
 
     def blocked(self, queue: QueueState, now: int, shown_max: int) -> Blocked:
-        """See `View.blocked`."""
         assert isinstance(queue, LiveQueue)
         return blocked_of(self._connection, queue, now, LEASES_LOOKED_AT_MAX, shown_max)
 
     def heads(self, queue: QueueState, now: int, groups: set[str]) -> dict[str, HeldLease]:
-        """See `View.heads`."""
         assert isinstance(queue, LiveQueue)
         found, _ = heads_of(self._connection.execute, queue, now, LEASES_LOOKED_AT_MAX)
         wanted = {each.sequence: each.group for each in found if each.group in groups}
@@ -183,7 +178,6 @@ class SqliteView:
         return {wanted[sequence]: lease for sequence, lease in leases.items()}
 
     def held_by_origin(self, limit: int, each_max: int = 0, queue: QueueState | None = None) -> HeldByOrigin:
-        """See `View.held_by_origin`."""
         generation, among = _generation(queue)
         bound = {"limit": limit, "generation": generation, "each": each_max}
         rows: list[Any] = self._connection.execute(_HELD_BY.format(among), bound).fetchall()
@@ -211,7 +205,6 @@ class SqliteView:
         return {origin: sorted(held, key=_GRANTED)[:each_max] for origin, held in found.items()}
 
     def containing(self, queue: QueueState, sequences: list[int], text: str) -> set[int]:
-        """See `View.containing`."""
         assert isinstance(queue, LiveQueue)
         sought, unflushed = text.encode(), replay(self._connection, queue.generation)
         rows: list[tuple[Any, ...]] = self._connection.execute(_CONTAINING, (numbers(sequences), sought)).fetchall()
@@ -219,7 +212,6 @@ class SqliteView:
         return found | {each for each in sequences if each in unflushed and sought in unflushed[each].row.body}
 
     def message(self, incarnation: int, sequence: int) -> FoundMessage | None:
-        """See `View.message`."""
         queue: Any = self._connection.execute(_QUEUE, (incarnation,)).fetchone()
         if queue is None:
             return None
@@ -240,7 +232,6 @@ class SqliteView:
     def quarantined(
         self, wanted: Callable[[QueueKey], bool], behind: int, limit: int, body_bytes_max: int
     ) -> tuple[list[DamagedMessage], bool]:
-        """See `View.quarantined`."""
         keys: dict[int, QueueKey] = {}
         found: list[DamagedMessage] = []
         body_bytes = 0
@@ -263,7 +254,6 @@ class SqliteView:
         return {generation: QueueKey(*names) for generation, *names in live}
 
     def quarantined_count(self) -> int:
-        """See `View.quarantined_count`."""
         return int(self._connection.execute(_QUARANTINED_COUNT).get)
 
     def oldest_sent(self, queues: Iterable[tuple[QueueState, list[int]]]) -> dict[int, int]:
@@ -287,39 +277,31 @@ class SqliteView:
         return history.stored(self._connection, incarnation, hours, first, last)
 
     def minutes(self, incarnations: Sequence[int], first: int, last: int) -> MinutesOfMany:
-        """See `View.minutes`."""
         return history.of_many(self._connection, incarnations, first, last)
 
     def failing_rollups(self, first: int, last: int, rows_max: int, limit: int) -> FailingRollups:
-        """See `View.failing_rollups`."""
         return history.failing(self._connection, first, last, rows_max, limit)
 
     def moves(self, count_max: int) -> list[MoveInfo]:
-        """See `View.moves`."""
         return move_tasks.every(self._connection, count_max)
 
     def jobs(self) -> list[JobInfo]:
-        """See `View.jobs`."""
         return jobs.every(self._connection)
 
     def session(self, digest: bytes) -> StoredSession | None:
-        """See `View.session`."""
         for proof, key, client, reads_only, *instants in rows_of(self._connection, _SESSION, (digest,)):
             return StoredSession(digest, proof, key, client, bool(reads_only), *instants)
         return None
 
     def job(self, id_: bytes) -> JobInfo | MoveInfo | None:
-        """See `View.job`."""
         return jobs.find(self._connection, id_) or move_tasks.find(self._connection, id_)
 
     def head(self) -> tuple[int, int, str]:
-        """See `View.head`."""
         rows: Any = self._connection.execute("SELECT clock, offset, lower(hex(epoch)) FROM mark, secret")
         ((clock, offset, epoch),) = rows
         return clock, offset, epoch
 
     def live_queues(self) -> Iterator[StoredQueue]:
-        """See `View.live_queues`."""
         rows: list[tuple[Any, ...]] = self._connection.execute(
             "SELECT incarnation, account, region, name, created, modified, settings FROM queue WHERE deleted IS NULL"
             " ORDER BY incarnation"
@@ -329,23 +311,19 @@ class SqliteView:
             yield StoredQueue(incarnation, key, created, modified, SETTINGS_DECODER.decode(settings))
 
     def live_messages(self) -> Iterator[tuple[int, HeldMessage]]:
-        """See `View.live_messages`."""
         stored = resumed(self._connection, _LIVE, place=1)
         for incarnation, *held in merge(stored, _live_unflushed(self._connection), key=itemgetter(1)):
             yield incarnation, HeldMessage(*held)
 
     def incarnations(self, account: str) -> list[tuple[int, str]]:
-        """See `View.incarnations`."""
         rows = self._connection.execute("SELECT incarnation, name FROM queue WHERE account = ?", (account,))
         return [(incarnation, name) for incarnation, name in rows]
 
     def incarnations_named(self, *key: str) -> list[int]:
-        """See `View.incarnations_named`."""
         where = "name = ?" if len(key) == 1 else "account = ? AND region = ? AND name = ?"
         return [found for (found,) in self._connection.execute(f"SELECT incarnation FROM queue WHERE {where}", key)]
 
     def lives(self, key: QueueKey) -> list[tuple[int, int, int | None]]:
-        """See `View.lives`."""
         found: list[Any] = self._connection.execute(
             "SELECT incarnation, created, deleted FROM queue WHERE account = ? AND region = ? AND name = ?"
             " ORDER BY incarnation", (key.account, key.region, key.name)
@@ -353,45 +331,35 @@ class SqliteView:
         return found
 
     def bounds(self) -> tuple[int, int]:
-        """See `View.bounds`."""
         return bounds(self._connection)
 
     def newest_snapshot(self) -> int | None:
-        """See `View.newest_snapshot`."""
         return snapshots.newest(self._connection)
 
     def snapshots(self) -> list[tuple[int, int]]:
-        """See `View.snapshots`."""
         return snapshots.complete(self._connection, self.bounds())
 
     def offset_after(self, instant: int) -> int:
-        """See `View.offset_after`."""
         return history.offset_after(self._connection, instant)
 
     def commits(self, start: int, stop: int) -> Iterator[tuple[int, int, int, bytes]]:
-        """See `View.commits`."""
         return history.commits(self._connection, start, stop)
 
     def events_from(self, start: int) -> Iterator[tuple[int, Event]]:
-        """See `View.events_from`."""
         return events_from(self._connection, start)
 
     def names(self) -> Names:
-        """See `View.names`."""
         return Names(self)
 
     def spans(self, ids: Collection[bytes], sequences: Iterable[int], emptied: Iterable[int]) -> list[Span]:
-        """See `View.spans`."""
         numbers = (*map(history_index.sequence_name, sequences), *map(history_index.emptied_name, emptied))
         return history_index.spans(self._connection, self.bounds(), (*ids, *numbers))
 
     def spans_of_sends(self, deduplication_id: str) -> list[Span]:
-        """See `View.spans_of_sends`."""
         sought = history_index.deduplication_name(marked_id(bytes(16), deduplication_id))
         return history_index.spans(self._connection, self.bounds(), (sought,))
 
     def oldest_first(self, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
-        """See `View.oldest_first`."""
         rows: Iterator[Any] = self._connection.cursor().execute(
             "SELECT offset, events FROM history WHERE offset >="
             " coalesce((SELECT max(offset) FROM history WHERE offset <= ?), 0) AND offset < ? ORDER BY offset",
@@ -400,7 +368,6 @@ class SqliteView:
         return rows
 
     def packed_bytes(self, start: int, stop: int) -> int:
-        """See `View.packed_bytes`."""
         found: Any = self._connection.execute(
             "SELECT (SELECT bytes_before FROM history WHERE offset < ?2 ORDER BY offset DESC LIMIT 1)"
             " - (SELECT bytes_before FROM history WHERE offset <= ?1 ORDER BY offset DESC LIMIT 1)", (start, stop)
@@ -408,13 +375,11 @@ class SqliteView:
         return found[0] or 0
 
     def queue_names(self, incarnation: int) -> tuple[Any, ...] | None:
-        """See `View.queue_names`."""
         return self._connection.execute(
             "SELECT account, region, name FROM queue WHERE incarnation = ?", (incarnation,)
         ).fetchone()
 
     def origin_names(self, number: int) -> tuple[Any, ...] | None:
-        """See `View.origin_names`."""
         return next((names for _, *names in rows_of(self._connection, f"{ORIGINS} WHERE o.id = ?", (number,))), None)
 
 

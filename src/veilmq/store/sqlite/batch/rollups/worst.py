@@ -35,7 +35,7 @@ Ranked = list[tuple[int, int]]
 
 
 class Ranking:
-    """The worst queues of an account by one measure."""
+    """See `veilmq.store.reader.Ranking`."""
 
     __slots__ = ("floor", "members", "renewals", "value_of")
 
@@ -66,7 +66,6 @@ class Ranking:
         return ((value, each) for each in incarnations if (value := value_of(each)) > 0)
 
     def top(self) -> tuple[Ranked, bool]:
-        """See `Ranking.top`."""
         if self.renewals:
             return [], False
         ranked = sorted(self._ranked(self.members), reverse=True)
@@ -80,11 +79,9 @@ class Ranking:
         self.floor = 0
 
     def walk(self, incarnations: Iterable[int]) -> Ranked:
-        """See `Ranking.walk`."""
         return nlargest(MEMBERS_KEPT, self._ranked(incarnations))
 
     def end_renewal(self, ranked: Ranked | None) -> None:
-        """See `Ranking.end_renewal`."""
         self.renewals -= 1
         if ranked is None:
             self.members.clear()
