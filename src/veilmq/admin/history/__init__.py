@@ -31,7 +31,7 @@ _PIECE_BYTES_MAX: Final = 2_000_000
 _WITH_ERRORS: Final = frozenset({Kind.RELEASED_FOR_RETRY, Kind.DEAD_LETTERED})
 _JSON: Final = msgspec.json.Encoder()
 _PACKED: Final = msgspec.msgpack.Encoder()
-_NUMBER: Final = rb"(?:\xcf.{8}|\xce.{4}|\xcd..|\xcc.|[\x00-\x7f])"
+NUMBER: Final = rb"(?:\xcf.{8}|\xce.{4}|\xcd..|\xcc.|[\x00-\x7f])"
 """An unsigned number in MessagePack."""
 
 
@@ -39,7 +39,7 @@ def packed_beginning(incarnation: int, kinds: Iterable[int] = range(128)) -> byt
     """A pattern of the first fields (kind, instant, queue) of a packed event of the queue, to be compiled with DOTALL:
     a commit that has none of them need not be decoded."""
     ones = b"".join(re.escape(_PACKED.encode(int(kind))) for kind in kinds)
-    return rb"\xdc\x00.[%b]%b%b" % (ones, _NUMBER, re.escape(_PACKED.encode(incarnation)))
+    return rb"\xdc\x00.[%b]%b%b" % (ones, NUMBER, re.escape(_PACKED.encode(incarnation)))
 
 
 class Scope(NamedTuple):

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from veilmq.admin.history import Scope
+from veilmq.admin.history import NUMBER, Scope
 from veilmq.admin.story import shown_story
 from veilmq.admin.story.life import TimeoutOf, unknown
 from veilmq.model.events import Event, EventRecord, Kind
@@ -44,8 +44,6 @@ _THERE: Final = frozenset(
 )
 """Kinds of events of a message that its queue holds, also in quarantine."""
 _BEGINNINGS: Final = frozenset({Kind.SENT, Kind.PUBLISHED})
-_PACKED_NUMBER: Final = rb"(?:\xcf.{8}|\xce.{4}|\xcd..|\xcc.|[\x00-\x7f])"
-"""An unsigned number in MessagePack; match with DOTALL."""
 
 
 class Trace(NamedTuple):
@@ -251,4 +249,4 @@ class _Whereabouts:
         self._sought.queues.update(self.queues.values())
         queues = b"|".join(re.escape(_PACKED.encode(queue)) for queue in set(self.queues.values()))
         kinds = b"".join(_PACKED.encode(int(kind)) for kind in _EMPTIED)
-        self._emptied = re.compile(b"[%b]%b(?:%b)" % (kinds, _PACKED_NUMBER, queues), re.DOTALL) if queues else None
+        self._emptied = re.compile(b"[%b]%b(?:%b)" % (kinds, NUMBER, queues), re.DOTALL) if queues else None

@@ -19,7 +19,7 @@ from veilmq.model.settings.queue import QueueKey
 from veilmq.protocols import Response
 from veilmq.protocols.mns import errors, limits
 from veilmq.protocols.mns.addresses import Kind
-from veilmq.protocols.mns.call import Asked, Call, Operation, Plan, answer_nothing, sole
+from veilmq.protocols.mns.call import Asked, Call, Operation, Plan, answer_delete, answer_nothing, sole
 from veilmq.protocols.mns.errors import Refusal, bad
 from veilmq.protocols.mns.fields import document, elements, flag, members_of
 from veilmq.protocols.mns.operations import messages, queues, topics
@@ -130,7 +130,7 @@ TABLE: Final[dict[tuple[Kind, str], Operation | Callable[[Asked], Operation]]] =
     (Kind.QUEUES, "GET"): Operation("ListQueue", queues.plan_list, queues.answer_list),
     (Kind.QUEUE, "PUT"): _override(_CREATE_QUEUE, _SET_QUEUE),
     (Kind.QUEUE, "GET"): Operation("GetQueueAttributes", queues.plan_describe, queues.answer_describe),
-    (Kind.QUEUE, "DELETE"): Operation("DeleteQueue", queues.plan_delete, queues.answer_delete),
+    (Kind.QUEUE, "DELETE"): Operation("DeleteQueue", queues.plan_delete, answer_delete),
     (Kind.QUEUE_MESSAGES, "POST"): _SEND,
     (Kind.QUEUE_MESSAGES, "GET"): _look,
     (Kind.QUEUE_MESSAGES, "DELETE"): _delete,
@@ -140,7 +140,7 @@ TABLE: Final[dict[tuple[Kind, str], Operation | Callable[[Asked], Operation]]] =
     (Kind.TOPICS, "GET"): Operation("ListTopic", topics.plan_list, topics.answer_list),
     (Kind.TOPIC, "PUT"): _override(_CREATE_TOPIC, _SET_TOPIC),
     (Kind.TOPIC, "GET"): Operation("GetTopicAttributes", topics.plan_describe, topics.answer_describe),
-    (Kind.TOPIC, "DELETE"): Operation("DeleteTopic", topics.plan_delete, topics.answer_delete),
+    (Kind.TOPIC, "DELETE"): Operation("DeleteTopic", topics.plan_delete, answer_delete),
     (Kind.TOPIC_MESSAGES, "POST"): Operation("PublishMessage", topics.plan_publish, topics.answer_publish),
     (Kind.SUBSCRIPTIONS, "GET"): Operation(
         "ListSubscriptionByTopic", topics.plan_list_subscriptions, topics.answer_list_subscriptions
@@ -149,7 +149,7 @@ TABLE: Final[dict[tuple[Kind, str], Operation | Callable[[Asked], Operation]]] =
     (Kind.SUBSCRIPTION, "GET"): Operation(
         "GetSubscriptionAttributes", topics.plan_describe_subscription, topics.answer_describe_subscription
     ),
-    (Kind.SUBSCRIPTION, "DELETE"): Operation("Unsubscribe", topics.plan_unsubscribe, topics.answer_unsubscribe),
+    (Kind.SUBSCRIPTION, "DELETE"): Operation("Unsubscribe", topics.plan_unsubscribe, answer_delete),
 }
 
 

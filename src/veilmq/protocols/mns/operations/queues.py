@@ -9,14 +9,13 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from veilmq.model.commands import ChangeQueue, CreateQueue, DeleteQueue, DescribeQueue, ListQueues
-from veilmq.model.errors import QueueMissing
 from veilmq.model.instant import seconds
 from veilmq.model.outcomes import Outcome, QueueCreated, QueueDescribed, QueuesListed
 from veilmq.model.settings.queue import QueueInfo, RedrivePolicy, shown_name
 from veilmq.protocols import Element, Response
 from veilmq.protocols.mns import limits
 from veilmq.protocols.mns.addresses import arn, queue_of_text
-from veilmq.protocols.mns.call import Asked, Call, Plan, answer_nothing, sole
+from veilmq.protocols.mns.call import Asked, Call, Plan, sole
 from veilmq.protocols.mns.errors import bad
 from veilmq.protocols.mns.fields import (
     document,
@@ -179,13 +178,6 @@ def _name(info: QueueInfo) -> str:
 def plan_delete(asked: Asked) -> Plan:
     """DeleteQueue."""
     return (DeleteQueue(queue=asked.queue(), origin=asked.caller.origin),), None
-
-
-def answer_delete(call: Call, outcomes: Sequence[Outcome]) -> Response:
-    """204, also if there was none: no SDK handles an error here."""
-    if isinstance(outcomes[0], QueueMissing):
-        return Response(204, None, b"")
-    return answer_nothing(call, outcomes)
 
 
 def plan_list(asked: Asked) -> Plan:

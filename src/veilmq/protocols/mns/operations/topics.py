@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 import msgspec
 
 from veilmq.model import commands
-from veilmq.model.errors import SubscriptionMissing, TopicMissing
 from veilmq.model.instant import seconds
 from veilmq.model.outcomes import (
     Outcome,
@@ -32,7 +31,7 @@ from veilmq.model.settings.topic import ContentFormat, RetryStrategy, Subscripti
 from veilmq.protocols import Element, Response, escape
 from veilmq.protocols.mns import errors, limits
 from veilmq.protocols.mns.addresses import arn, read_endpoint
-from veilmq.protocols.mns.call import Asked, Call, Plan, answer_nothing, sole
+from veilmq.protocols.mns.call import Asked, Call, Plan, sole
 from veilmq.protocols.mns.errors import Refusal, bad, malformed
 from veilmq.protocols.mns.fields import (
     document,
@@ -113,13 +112,6 @@ def _attributes(info: TopicInfo) -> dict[str, str]:
 def plan_delete(asked: Asked) -> Plan:
     """DeleteTopic, with its subscriptions."""
     return (commands.DeleteTopic(topic=asked.topic(), origin=asked.caller.origin),), None
-
-
-def answer_delete(call: Call, outcomes: Sequence[Outcome]) -> Response:
-    """204, also if there was none."""
-    if isinstance(outcomes[0], TopicMissing):
-        return Response(204, None, b"")
-    return answer_nothing(call, outcomes)
 
 
 def plan_list(asked: Asked) -> Plan:
@@ -283,13 +275,6 @@ def _policies(settings: SubscriptionSettings) -> str:
 def plan_unsubscribe(asked: Asked) -> Plan:
     """Unsubscribe."""
     return (commands.Unsubscribe(topic=asked.topic(), origin=asked.caller.origin, name=asked.subscription()),), None
-
-
-def answer_unsubscribe(call: Call, outcomes: Sequence[Outcome]) -> Response:
-    """204, also if there was none."""
-    if isinstance(outcomes[0], SubscriptionMissing):
-        return Response(204, None, b"")
-    return answer_nothing(call, outcomes)
 
 
 def plan_list_subscriptions(asked: Asked) -> Plan:
