@@ -8,11 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 from veilmq.model import commands
+from veilmq.model.errors import QueueMissing
 from veilmq.model.outcomes import Outcome
 from veilmq.model.settings.access import CloseSession, OpenSession, Share, UseSession
 from veilmq.model.settings.queue import DropTemplate, KeepTemplate, ListTemplates
 from veilmq.store.sqlite import leases, upkeep
 from veilmq.store.sqlite.batch import Writer
+from veilmq.store.sqlite.batch.queues import LiveQueue
 from veilmq.store.sqlite.leases import handles
 from veilmq.store.sqlite.messages import dead_letters, flush, sends
 from veilmq.store.sqlite.settings import queue_commands, queue_lists, topic_commands
@@ -38,6 +40,16 @@ def _flushed(handler: Handler) -> GroupHandler:
     return handle
 
 
+def _of_queue(handler: Callable[[Writer, Any, LiveQueue], Outcome]) -> Handler:
+    """Handle a command on a queue: if there is none of that name, the outcome is QueueMissing."""
+
+    def handle(writer: Writer, command: Any) -> Outcome:
+        queue = writer.queues.by_key.get(command.queue)
+        return QueueMissing(queue=str(command.queue)) if queue is None else handler(writer, command, queue)
+
+    return handle
+
+
 def serial_order(sweep: Handler) -> dict[type, GroupHandler]:
     """The handler of each kind of command, in the order in which a batch runs the kinds.
 
@@ -50,15 +62,15 @@ def serial_order(sweep: Handler) -> dict[type, GroupHandler]:
 
     table: dict[type, GroupHandler] = {
         commands.CreateQueue: _each(queue_commands.create),
-        commands.ChangeQueue: _flushed(queue_commands.change),
-        commands.SuggestPlan: _flushed(queue_commands.suggest_plan),
-        commands.RevertPlan: _flushed(queue_commands.revert_plan),
-        KeepTemplate: _each(operators.keep_template),
-        DropTemplate: _each(operators.drop_template),
-        ListTemplates: _each(operators.list_templates),
-        commands.StartMove: _flushed(move_tasks.start),
-        commands.CancelMove: _flushed(move_tasks.cancel),
-        commands.StartJob: _flushed(jobs.start),
+        commands.ChangeQueue: _flushed(_of_queue(queue_commands.change)),
+        commands.SuggestPlan: _flushed(_of_queue(queue_commands.suggest_plan)),
+        commands.RevertPlan: _flushed(_of_queue(queue_commands.revert_plan)),
+        KeepTemplate: _each(_of_queue(operators.keep_template)),
+        DropTemplate: _each(_of_queue(operators.drop_template)),
+        ListTemplates: _each(_of_queue(operators.list_templates)),
+        commands.StartMove: _flushed(_of_queue(move_tasks.start)),
+        commands.CancelMove: _flushed(_of_queue(move_tasks.cancel)),
+        commands.StartJob: _flushed(_of_queue(jobs.start)),
         commands.CancelJob: _flushed(jobs.cancel),
         commands.CreateTopic: _each(topic_commands.create),
         commands.ChangeTopic: _each(topic_commands.change),
@@ -77,13 +89,13 @@ def serial_order(sweep: Handler) -> dict[type, GroupHandler]:
         Share: _each(operators.share),
         commands.Sweep: _flushed(sweep),
         commands.Receive: leases.receive_all,
-        commands.DropQuarantined: _each(dead_letters.drop_quarantined),
-        commands.PurgeQueue: _flushed(queue_commands.purge),
-        commands.DeleteQueue: _flushed(queue_commands.delete),
-        commands.DescribeQueue: _each(queue_commands.describe),
+        commands.DropQuarantined: _each(_of_queue(dead_letters.drop_quarantined)),
+        commands.PurgeQueue: _flushed(_of_queue(queue_commands.purge)),
+        commands.DeleteQueue: _flushed(_of_queue(queue_commands.delete)),
+        commands.DescribeQueue: _each(_of_queue(queue_commands.describe)),
         commands.ListQueues: _each(queue_lists.list_queues),
-        commands.ListMoves: _each(move_tasks.list_moves),
-        commands.RecordPeek: _each(upkeep.record_peek),
+        commands.ListMoves: _each(_of_queue(move_tasks.list_moves)),
+        commands.RecordPeek: _each(_of_queue(upkeep.record_peek)),
         commands.RecordPolls: _each(upkeep.record_polls),
         commands.RecordPush: _each(topic_commands.record_push),
         commands.Unsubscribe: _flushed(topic_commands.unsubscribe),

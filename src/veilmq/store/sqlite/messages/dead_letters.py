@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from veilmq.model.commands import SERVER, DropQuarantined
-from veilmq.model.errors import ParameterInvalid, QueueMissing
+from veilmq.model.errors import ParameterInvalid
 from veilmq.model.events import Kind
 from veilmq.model.messages import id_text
 from veilmq.model.outcomes import Deleted, Outcome
@@ -64,11 +64,8 @@ def quarantine(writer: Writer, queue: LiveQueue, place: Place) -> None:
     writer.quarantined.pending.append(Damaged(queue.key, place.id, place.sent))
 
 
-def drop_quarantined(writer: Writer, command: DropQuarantined) -> Outcome:
+def drop_quarantined(writer: Writer, command: DropQuarantined, queue: LiveQueue) -> Outcome:
     """Delete a message from quarantine, with an event."""
-    queue = writer.queue(command.queue)
-    if queue is None:
-        return QueueMissing(queue=str(command.queue))
     row = writer.read_one(_FIND, (queue.generation, command.message))
     if row is None:
         reason = f"message {id_text(command.message)} is not in quarantine in {command.queue}"

@@ -188,11 +188,8 @@ def _wrong_alias(writer: Writer, key: QueueKey, alias: str | None) -> errors.Vei
     return None
 
 
-def change(writer: Writer, command: commands.ChangeQueue) -> Outcome:
+def change(writer: Writer, command: commands.ChangeQueue, queue: LiveQueue) -> Outcome:
     """Change some settings; the others stay."""
-    queue = writer.queues.by_key.get(command.queue)
-    if queue is None:
-        return errors.QueueMissing(queue=str(command.queue))
     if any(getattr(queue.settings, name) != value for name, value in command.expected.items()):
         return QueueChanged(queue.info(), changed=False)
     if command.if_version not in {None, queue.info().version}:
@@ -236,11 +233,8 @@ def change(writer: Writer, command: commands.ChangeQueue) -> Outcome:
     return QueueChanged(queue.info())
 
 
-def delete(writer: Writer, command: commands.DeleteQueue) -> Outcome:
+def delete(writer: Writer, command: commands.DeleteQueue, queue: LiveQueue) -> Outcome:
     """Delete a queue; its messages become garbage."""
-    queue = writer.queues.by_key.get(command.queue)
-    if queue is None:
-        return errors.QueueMissing(queue=str(command.queue))
     writer.touch(queue)
     writer.write("INSERT INTO garbage VALUES (?)", (queue.generation,))
     writer.write("UPDATE queue SET deleted = ? WHERE incarnation = ?", (writer.now, queue.incarnation))
@@ -256,11 +250,8 @@ def delete(writer: Writer, command: commands.DeleteQueue) -> Outcome:
     return QueueDeleted(gone["count"])
 
 
-def purge(writer: Writer, command: commands.PurgeQueue) -> Outcome:
+def purge(writer: Writer, command: commands.PurgeQueue, queue: LiveQueue) -> Outcome:
     """Remove all messages; messages sent from now on are not affected."""
-    queue = writer.queues.by_key.get(command.queue)
-    if queue is None:
-        return errors.QueueMissing(queue=str(command.queue))
     if queue.purged is not None and queue.purged + command.cooldown_us > writer.now:
         wait_us = queue.purged + command.cooldown_us - writer.now
         return errors.PurgeInProgress(queue=str(command.queue), wait_us=wait_us)
@@ -282,11 +273,8 @@ def _emptied(writer: Writer, queue: LiveQueue, generation: int) -> dict[str, int
     return {"count": queue.empty(generation)} | ({"quarantined": apart} if apart else {})
 
 
-def describe(writer: Writer, command: commands.DescribeQueue) -> Outcome:
+def describe(writer: Writer, command: commands.DescribeQueue, queue: LiveQueue) -> Outcome:
     """The queue's present state."""
-    queue = writer.queues.by_key.get(command.queue)
-    if queue is None:
-        return errors.QueueMissing(queue=str(command.queue))
     if queue.next_due <= writer.now:  # count as visible what a receive would see, whether a sweep has come or not
         look_for_due(writer, queue, _RETURNS_MAX)
     return QueueDescribed(queue.info(), queue.key in writer.queues.sources)
@@ -327,11 +315,8 @@ def load_plans(connection: apsw.Connection, queues: Queues) -> None:
             queue.plan = _PLANS.decode(packed)
 
 
-def suggest_plan(writer: Writer, command: commands.SuggestPlan) -> Outcome:
+def suggest_plan(writer: Writer, command: commands.SuggestPlan, queue: LiveQueue) -> Outcome:
     """Store a suggestion, and put it in force if the owner's settings say so."""
-    queue = writer.queue(command.queue)
-    if queue is None:
-        return errors.QueueMissing(queue=str(command.queue))
     if queue.settings.adaptive is Adaptive.OFF:
         return errors.CapabilityMissing(capability="plans on a queue with adaptive = off")
     writer.touch(queue)
@@ -341,12 +326,9 @@ def suggest_plan(writer: Writer, command: commands.SuggestPlan) -> Outcome:
     return QueueChanged(queue.info())
 
 
-def revert_plan(writer: Writer, command: commands.RevertPlan) -> Outcome:
+def revert_plan(writer: Writer, command: commands.RevertPlan, queue: LiveQueue) -> Outcome:
     """Return to the previous plan; a second revert undoes the first. Without a previous plan, to the visibility
     timeout."""
-    queue = writer.queue(command.queue)
-    if queue is None:
-        return errors.QueueMissing(queue=str(command.queue))
     writer.touch(queue)
     before = queue.plan
     if command.made is not None and (before.applied is None or before.applied.made != command.made):

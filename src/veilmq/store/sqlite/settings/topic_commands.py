@@ -253,9 +253,12 @@ def _change_hidden_queue(
     """Change the hidden queue, if there is one; on a refusal nothing has changed."""
     if settings.url is None:
         return None
-    queue = hidden_queue(command.topic, command.name)
-    change = commands.ChangeQueue(queue=queue, origin=command.origin, change=_policies(settings))
-    outcome = queue_commands.change(writer, change)
+    key = hidden_queue(command.topic, command.name)
+    queue = writer.queues.by_key.get(key)
+    if queue is None:
+        return errors.QueueMissing(queue=str(key))
+    change = commands.ChangeQueue(queue=key, origin=command.origin, change=_policies(settings))
+    outcome = queue_commands.change(writer, change, queue)
     return outcome if isinstance(outcome, errors.VeilError) else None
 
 
@@ -430,8 +433,10 @@ def _put(writer: Writer, topic: LiveTopic, subscription: LiveSubscription) -> No
 def _remove(writer: Writer, command: commands.TopicCommand, topic: LiveTopic, subscription: LiveSubscription) -> None:
     before = topic.subscriptions
     if subscription.settings.url is not None:
-        queue = hidden_queue(topic.key, subscription.name)
-        queue_commands.delete(writer, commands.DeleteQueue(queue=queue, origin=command.origin))
+        key = hidden_queue(topic.key, subscription.name)
+        queue = writer.queues.by_key.get(key)
+        if queue is not None:
+            queue_commands.delete(writer, commands.DeleteQueue(queue=key, origin=command.origin), queue)
     writer.write("DELETE FROM subscription WHERE id = ?", (subscription.id,))
     topic.subscriptions = {name: other for name, other in before.items() if name != subscription.name}
     writer.undo(lambda: setattr(topic, "subscriptions", before))

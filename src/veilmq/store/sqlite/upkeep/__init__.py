@@ -11,7 +11,6 @@ from typing import Final
 import msgspec
 
 from veilmq.model.commands import CheckClock, RecordPeek, RecordPolls, Sweep
-from veilmq.model.errors import QueueMissing
 from veilmq.model.events import Event, Kind
 from veilmq.model.instant import FOREVER, MINUTE_US
 from veilmq.model.outcomes import ClockChecked, Outcome, Recorded, Swept
@@ -170,11 +169,8 @@ def record_polls(writer: Writer, command: RecordPolls) -> Outcome:
     return Recorded()
 
 
-def record_peek(writer: Writer, command: RecordPeek) -> Outcome:
+def record_peek(writer: Writer, command: RecordPeek, queue: LiveQueue) -> Outcome:
     """Record who read a body."""
-    queue = writer.queues.by_key.get(command.queue)
-    if queue is None:
-        return QueueMissing(queue=str(command.queue))
     origin = writer.origin(command.origin)
     event = Event(Kind.PEEKED, writer.now, queue.incarnation, origin, command.message, command.sequence)
     writer.events.append(event)

@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from veilmq.model import commands
-from veilmq.model.errors import ParameterInvalid, QueueMissing, StoreFailed, VeilError, as_fields, from_fields
+from veilmq.model.errors import ParameterInvalid, StoreFailed, VeilError, as_fields, from_fields
 from veilmq.model.events import Event, Kind
 from veilmq.model.instant import DAY_US
 from veilmq.model.messages import id_text
@@ -42,6 +42,7 @@ from veilmq.model.settings.queue import (
 )
 from veilmq.store import MIB
 from veilmq.store.sqlite.batch import Writer
+from veilmq.store.sqlite.batch.queues import LiveQueue
 
 KEPT_US: Final = DAY_US
 COMMANDS_MAX: Final = 10_000
@@ -195,11 +196,8 @@ _OF_ACCOUNT: Final = (
 )
 
 
-def keep_template(writer: Writer, command: KeepTemplate) -> Outcome:
+def keep_template(writer: Writer, command: KeepTemplate, queue: LiveQueue) -> Outcome:
     """Keep a message to be sent again."""
-    queue = writer.queues.by_key.get(command.queue)
-    if queue is None:
-        return QueueMissing(queue=str(command.queue))
     ((count, is_there),) = writer.read(_OF_QUEUE, (queue.incarnation, command.name))
     ((others, others_bytes),) = writer.read(_OF_ACCOUNT, (queue.key.account, queue.incarnation, command.name))
     if not is_there and count >= TEMPLATES_MAX:
@@ -212,11 +210,8 @@ def keep_template(writer: Writer, command: KeepTemplate) -> Outcome:
     return TemplateKept(new=not is_there)
 
 
-def drop_template(writer: Writer, command: DropTemplate) -> Outcome:
+def drop_template(writer: Writer, command: DropTemplate, queue: LiveQueue) -> Outcome:
     """Delete one."""
-    queue = writer.queues.by_key.get(command.queue)
-    if queue is None:
-        return QueueMissing(queue=str(command.queue))
     ((_, is_there),) = writer.read(_OF_QUEUE, (queue.incarnation, command.name))
     if not is_there:
         return ParameterInvalid(parameter="name", reason="the queue has no template of that name")
@@ -224,11 +219,8 @@ def drop_template(writer: Writer, command: DropTemplate) -> Outcome:
     return Recorded()
 
 
-def list_templates(writer: Writer, command: ListTemplates) -> Outcome:
+def list_templates(writer: Writer, command: ListTemplates, queue: LiveQueue) -> Outcome:
     """Those of a queue."""
-    queue = writer.queues.by_key.get(command.queue)
-    if queue is None:
-        return QueueMissing(queue=str(command.queue))
     rows = writer.read(
         "SELECT name, message, kept, principal FROM send_template WHERE incarnation = ? ORDER BY name",
         (queue.incarnation,),

@@ -18,7 +18,7 @@ import apsw
 import msgspec
 
 from veilmq.model.commands import CancelJob, PurgeQueue, StartJob
-from veilmq.model.errors import ParameterInvalid, QueueMissing, VeilError
+from veilmq.model.errors import ParameterInvalid, VeilError
 from veilmq.model.events import Kind
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.messages import id_text
@@ -167,11 +167,8 @@ class _Job(msgspec.Struct, gc=False):
             self.failure = failure.value
 
 
-def start(writer: Writer, command: StartJob) -> Outcome:
+def start(writer: Writer, command: StartJob, source: LiveQueue) -> Outcome:
     """Start a job: only its row is written, unless it is a purge."""
-    source = writer.queues.by_key.get(command.queue)
-    if source is None:
-        return QueueMissing(queue=str(command.queue))
     wrong = _cannot_start(writer, source, command)
     if wrong is not None:
         return wrong
@@ -198,7 +195,7 @@ def start(writer: Writer, command: StartJob) -> Outcome:
         source.in_flight + (0 if command.act is Act.RELEASE else source.visible + source.delayed),
     )
     if command.act is Act.PURGE:
-        _purge(writer, command, job)
+        _purge(writer, command, job, source)
     writer.write(_INSERT, _values(job))
     writer.write(_DROP, (JOBS_KEPT,))
     return JobStarted(job.info(source.key, command.origin.principal))
@@ -209,11 +206,11 @@ def _values(job: _Job) -> Row:
     return (*values[:2], str(job.act), *values[3:])
 
 
-def _purge(writer: Writer, command: StartJob, job: _Job) -> None:
+def _purge(writer: Writer, command: StartJob, job: _Job, source: LiveQueue) -> None:
     """A purge costs the same for one message and for a million, so it is done at once."""
     job.seen = job.matched = job.total
     if not command.dry_run:
-        purged = queue_commands.purge(writer, PurgeQueue(queue=command.queue, origin=command.origin))
+        purged = queue_commands.purge(writer, PurgeQueue(queue=command.queue, origin=command.origin), source)
         assert isinstance(purged, Purged)
         job.done = purged.count
     job.end(writer.now, MoveStatus.COMPLETED)

@@ -101,11 +101,8 @@ class _Task(msgspec.Struct, gc=False):
         return MoveInfo(self.id, source, destination, self.rate, status, started, self.moved, self.to_move, failure)
 
 
-def start(writer: Writer, command: StartMove) -> Outcome:
+def start(writer: Writer, command: StartMove, source: LiveQueue) -> Outcome:
     """Start a task: only its row is written."""
-    source = writer.queues.by_key.get(command.queue)
-    if source is None:
-        return QueueMissing(queue=str(command.queue))
     wrong = _cannot_start(writer, source, command)
     if wrong is not None:
         return wrong
@@ -173,11 +170,8 @@ def wrong_destination(
     return None
 
 
-def cancel(writer: Writer, command: CancelMove) -> Outcome:
+def cancel(writer: Writer, command: CancelMove, source: LiveQueue) -> Outcome:
     """Make the sweeper end a task before it moves anything more."""
-    source = writer.queues.by_key.get(command.queue)
-    if source is None:
-        return QueueMissing(queue=str(command.queue))
     for task in _latest(writer, source, TASKS_KEPT):
         if task.id == command.task:
             running = task.status == MoveStatus.RUNNING
@@ -188,11 +182,8 @@ def cancel(writer: Writer, command: CancelMove) -> Outcome:
     return MoveCancelled(None, cancelled=False)
 
 
-def list_moves(writer: Writer, command: ListMoves) -> Outcome:
+def list_moves(writer: Writer, command: ListMoves, source: LiveQueue) -> Outcome:
     """The latest tasks of a source."""
-    source = writer.queues.by_key.get(command.queue)
-    if source is None:
-        return QueueMissing(queue=str(command.queue))
     return MovesListed([task.info(source.key) for task in _latest(writer, source, command.count_max)])
 
 
