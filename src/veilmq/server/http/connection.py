@@ -70,27 +70,10 @@ class Connection(asyncio.Protocol):
     """See the module. `deadline` is on the loop's clock."""
 
     __slots__ = (
-        "_answering_in_turn",
-        "_exchange",
-        "_flags",
-        "_held_bytes",
-        "_intake",
-        "_leftover",
-        "_listener",
-        "_peer",
-        "_pending",
-        "_progress_bytes",
-        "_reading_paused",
-        "_rest",
-        "_since",
-        "_transport",
-        "_unread_account",
-        "_unread_answer_bytes",
-        "deadline",
-        "input_ended",
-        "phase",
-        "stranger",
-    )
+        "_answering_in_turn", "_exchange", "_flags", "_held_bytes", "_intake", "_leftover", "_listener", "_peer",
+        "_pending", "_progress_bytes", "_reading_paused", "_rest", "_since", "_transport", "_unread_account",
+        "_unread_answer_bytes", "deadline", "input_ended", "phase", "stranger",
+    )  # fmt: skip
 
     _transport: asyncio.Transport
     _intake: Intake

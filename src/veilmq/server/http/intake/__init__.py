@@ -65,34 +65,11 @@ class Intake:
     """
 
     __slots__ = (
-        "_authority",
-        "_begun",
-        "_body",
-        "_body_fed",
-        "_chunked",
-        "_doubled",
-        "_duplicates",
-        "_flags",
-        "_headers",
-        "_headers_taken",
-        "_idle_bytes",
-        "_limits",
-        "_method",
-        "_next_id",
-        "_parser",
-        "_peer",
-        "_repeats",
-        "_replaying",
-        "_secure",
-        "_target",
-        "_unmeasured_bytes_max",
-        "_upgrading",
-        "expects",
-        "fed_bytes",
-        "in_body",
-        "ready",
+        "_authority", "_begun", "_body", "_body_fed", "_chunked", "_doubled", "_duplicates", "_flags", "_headers",
+        "_headers_taken", "_idle_bytes", "_limits", "_method", "_next_id", "_parser", "_peer", "_repeats", "_replaying",
+        "_secure", "_target", "_unmeasured_bytes_max", "_upgrading", "expects", "fed_bytes", "in_body", "ready",
         "refusal",
-    )
+    )  # fmt: skip
 
     def __init__(self, limits: Limits, peer: str, secure: bool, next_id: Callable[[], str]) -> None:
         self._limits = limits

@@ -96,31 +96,10 @@ class LiveQueue:
     """An existing queue."""
 
     __slots__ = (
-        "cap",
-        "created",
-        "cursors",
-        "delayed",
-        "generation",
-        "grouped",
-        "groups",
-        "handed",
-        "in_flight",
-        "incarnation",
-        "key",
-        "looked",
-        "modified",
-        "next_due",
-        "next_expiry",
-        "passed_over",
-        "plan",
-        "purged",
-        "ready",
-        "returned",
-        "settings",
-        "unflushed",
-        "visible",
-        "woken",
-    )
+        "cap", "created", "cursors", "delayed", "generation", "grouped", "groups", "handed", "in_flight", "incarnation",
+        "key", "looked", "modified", "next_due", "next_expiry", "passed_over", "plan", "purged", "ready", "returned",
+        "settings", "unflushed", "visible", "woken",
+    )  # fmt: skip
 
     def __init__(
         self, key: QueueKey, incarnation: int, generation: int, created: Instant, settings: QueueSettings
