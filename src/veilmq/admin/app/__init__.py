@@ -401,7 +401,8 @@ class Upkeep:
     async def clock(self, request: Request) -> Response:
         """The current instant of the lease clock, and the step that nobody has accepted yet."""
         answers.caller_of(request).check(Action.SETTINGS)
-        return answers.answer({"now": self._service.clock.now(), "unaccepted_us": self._unaccepted_us()})
+        clock, held_us = self._service.clock, self._service.reader.held_us
+        return answers.answer({"now": clock.now(), "unaccepted_us": clock.unaccepted_us(held_us)})
 
     async def accept_clock(self, request: Request) -> Response:
         """The machine's clock is right: let expire what only its step kept."""
@@ -414,9 +415,6 @@ class Upkeep:
             by = "the admin token" if key is None else key.id
             clock_log.info("the clock was %d s ahead of the data: accepted by %s", outcome.accepted_us // SECOND_US, by)
         return answers.answer(views.shown_clock(outcome), headers=headers)
-
-    def _unaccepted_us(self) -> int:
-        return self._service.clock.unaccepted_us(self._service.reader.held_us)
 
     async def move_clock(self, request: Request) -> Response:
         """Move the clock: everything that becomes due has happened when this answers."""

@@ -29,7 +29,7 @@ from veilmq.model.commands import CLIENT_NAME_CHARACTERS_MAX, SERVER, Origin
 from veilmq.model.errors import ParameterInvalid, QueueMissing
 from veilmq.model.instant import FOREVER, MINUTE_US
 from veilmq.model.messages import id_text
-from veilmq.model.settings.access import EVERYTHING, AccessKey, Action, Grant
+from veilmq.model.settings.access import EVERYTHING, AccessKey, Action
 from veilmq.server.auth import Account as KnownAccount
 from veilmq.server.auth import Keys, home_region, knows
 from veilmq.server.config.settings import Settings
@@ -135,14 +135,10 @@ def _shown_keys(keys: Iterable[AccessKey]) -> list[dict[str, Any]]:
             "id": key.id,
             "temporary": key.session_token is not None,
             "everything": key.grants == EVERYTHING,
-            "grants": [_shown_grant(grant) for grant in key.grants],
+            "grants": [{"actions": sorted(each.actions), "queues": list(each.queues)} for each in key.grants],
         }
         for key in keys
     ]
-
-
-def _shown_grant(grant: Grant) -> dict[str, Any]:
-    return {"actions": sorted(grant.actions), "queues": list(grant.queues)}
 
 
 WORKERS_MAX: Final = 10_000

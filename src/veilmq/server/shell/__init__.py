@@ -156,7 +156,7 @@ class Stats:
 
 
 class Shell(Calls):
-    """Runs one engine on the running loop, from `start` to `stop`."""
+    """Runs one engine on the running loop, from `start` to `stop`. See `Calls`."""
 
     def __init__(
         self,
@@ -210,7 +210,6 @@ class Shell(Calls):
         self._soon()
 
     def now(self) -> Instant:
-        """The current instant of the lease clock."""
         return self._clock.now()
 
     def arrived(self, now: Instant | None = None) -> Instant:
@@ -222,7 +221,6 @@ class Shell(Calls):
         return self._turned if now - self._turned > _STALL_US else now
 
     def submit(self, ticket: Ticket, now: Instant) -> None:
-        """Queue a call."""
         if self.broken is not None:
             ticket.answer([self.broken] * len(ticket.commands))
             return
@@ -231,16 +229,13 @@ class Shell(Calls):
             self._soon()
 
     def cancel(self, ticket: Ticket) -> None:
-        """Cancel a call whose client is gone."""
         self.engine.cancel(ticket)
 
     def answer_soon(self, ticket: Ticket) -> None:
-        """Let the receive of a call wait no longer: its client has ended its input."""
         self.engine.answer_soon(ticket)
         self._soon()
 
     def undeliver(self, command: Receive, outcome: Received) -> None:
-        """An answer with messages could not be written: release them."""
         self.engine.undeliver(command, outcome, self._clock.now())
         self._soon()
 

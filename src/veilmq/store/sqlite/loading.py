@@ -15,7 +15,6 @@ import apsw
 import msgspec
 
 from veilmq.model.instant import Instant
-from veilmq.model.message_type import MessageTypes
 from veilmq.model.messages import ReceiptKey
 from veilmq.model.settings.queue import QueueKey, QueueSettings
 from veilmq.model.settings.topic import (
@@ -104,15 +103,8 @@ def load(
     topics = _load_topics(connection)
     for topic, found in topics.items():
         loaded.subscriptions[topic.account] += len(found.subscriptions)
-    writer = Writer(connection, loaded, topics, mark, ReceiptKey(key), log, last, shipping)
+    writer = Writer(connection, loaded, topics, mark, ReceiptKey(key), log, last, shipping, options)
     (writer.held_us,) = _row(connection, "SELECT held_us FROM expiry_hold")
-    writer.disorder = options.disorder
-    writer.gives_up = options.gives_up
-    writer.queues_per_account_max = options.queues_per_account_max
-    writer.topics_per_account_max = options.topics_per_account_max
-    writer.subscriptions_per_account_max = options.subscriptions_per_account_max
-    writer.error_lines = options.error_lines
-    writer.types = MessageTypes(options.type_attribute, options.type_pointer)
     writer.memtable.count(loaded)
     rolling = Rolling(connection)
     rolling.load_counts(connection, writer.rollups, mark.clock)

@@ -73,7 +73,9 @@ def answer_metadata(call: Call, outcomes: Sequence[Outcome]) -> Response:
     described: QueueDescribed = sole(call, outcomes)
     info = described.info
     count = (_COUNT, str(info.counts.total).encode())
-    return Response(200, None, b"", (count, *as_headers(metadata_of(info.settings.labels))))
+    metadata = metadata_of(info.settings.labels)
+    shown = [(_PREFIX + name.encode(), value.encode()) for name, value in metadata.items()]
+    return Response(200, None, b"", (count, *shown))
 
 
 def plan_set_metadata(asked: Asked) -> Plan:
@@ -191,7 +193,8 @@ def read_metadata(request: Request) -> Metadata:
         if not key:
             raise Refusal(errors.EMPTY_METADATA_KEY)
         text = value.decode("latin-1")
-        if not limits.METADATA_NAME.match(key) or name in request.duplicates or not _printable(text):
+        is_printable = text.isascii() and text.isprintable()
+        if not limits.METADATA_NAME.match(key) or name in request.duplicates or not is_printable:
             raise Refusal(errors.INVALID_METADATA, {"HeaderName": name.decode("latin-1")})
         total_bytes += len(key) + len(value)
         metadata[key] = text
@@ -200,10 +203,6 @@ def read_metadata(request: Request) -> Metadata:
     sent = ((name, (request.header_case or {}).get(_PREFIX + name.encode(), b"").decode()) for name in metadata)
     header_case = {name: text[len(_PREFIX) :] for name, text in sent if text[len(_PREFIX) :] not in {"", name}}
     return Metadata(metadata, header_case)
-
-
-def _printable(text: str) -> bool:
-    return text.isascii() and text.isprintable()
 
 
 def values_label(metadata: Metadata) -> dict[str, str]:
@@ -226,8 +225,3 @@ def metadata_of(labels: dict[str, str]) -> dict[str, str]:
     values = _DECODER.decode(text) if text else {}
     header_case = _DECODER.decode(spelled) if spelled else {}
     return {header_case.get(name, name): value for name, value in values.items()}
-
-
-def as_headers(metadata: dict[str, str]) -> tuple[tuple[bytes, bytes], ...]:
-    """The headers that show it."""
-    return tuple((_PREFIX + name.encode(), value.encode()) for name, value in metadata.items())

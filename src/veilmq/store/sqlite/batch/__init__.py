@@ -25,6 +25,7 @@ from veilmq.model.message_type import MessageTypes
 from veilmq.model.messages import ReceiptKey, fresh_ids
 from veilmq.model.settings.queue import QueueKey
 from veilmq.model.settings.topic import Topics
+from veilmq.store import Options
 from veilmq.store.log import Plain
 from veilmq.store.sqlite.batch.history_index import HistoryIndex, history_end
 from veilmq.store.sqlite.batch.memtable import Memtable
@@ -65,10 +66,6 @@ class Writer:
     """The expiry clock, in a batch: retention, time to live and the history's age are judged by it."""
     step_us_max: int | None = None
     """Until the first batch: the longest step from the mark that needs nobody's acceptance."""
-    disorder = 0
-    """By how many places a message may be out of order, on purpose."""
-    error_lines = True
-    """Whether the first line of a worker's error is kept."""
 
     def __init__(
         self,
@@ -79,9 +76,11 @@ class Writer:
         receipts: ReceiptKey,
         redo: Redo,
         last_commit: LastCommit,
-        shipping: Shipping | None = None,
+        shipping: Shipping | None,
+        options: Options,
     ) -> None:
         self.connection = connection
+        self.options = options
         self.redo = redo
         self.last_commit = last_commit
         self.shipping = shipping
@@ -93,13 +92,11 @@ class Writer:
         self.memtable = Memtable()
         self.memtable.restore(connection, queues)
         self.now = Instant(mark.clock)
-        self.types = MessageTypes()
-        self.queues_per_account_max = self.topics_per_account_max = self.subscriptions_per_account_max = 1 << 53
+        self.types = MessageTypes(options.type_attribute, options.type_pointer)
         self.refusal: DiskLow | StoreFailed | None = None
         """Why sends and creates are refused (space.py): answer with copies. None: they are not."""
         self.events: list[Event] = []
         self.quarantined = QuarantineLog()
-        self.gives_up: Callable[[str], bool] | None = None
         self.wrote = False
         self.returned = 0
         """Messages whose ended lease or delay a command of the open batch noticed."""

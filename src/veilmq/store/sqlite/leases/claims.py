@@ -83,7 +83,9 @@ def receive(writer: Writer, queue: LiveQueue, command: Receive) -> Outcome:
         return capped(queue, wait_us)
     if not queue.visible:
         return Received([], wait_us)
-    if queue.unflushed and (writer.expiry_now >= queue.next_expiry or writer.disorder or writer.memtable.unchecked):
+    if queue.unflushed and (
+        writer.expiry_now >= queue.next_expiry or writer.options.disorder or writer.memtable.unchecked
+    ):
         flush(writer)
     line = _sole_line(queue)
     if line is not None:
@@ -106,7 +108,7 @@ def shared_line(writer: Writer, queue: LiveQueue) -> "deque[Unflushed] | None":
     """The line of unflushed messages that serves several receives of a batch, if nothing else is to be looked at."""
     if writer.now >= queue.next_due or writer.expiry_now >= queue.next_expiry or not queue.visible:
         return None
-    return None if writer.disorder or writer.memtable.unchecked else _sole_line(queue)
+    return None if writer.options.disorder or writer.memtable.unchecked else _sole_line(queue)
 
 
 def receive_alike(
@@ -158,9 +160,10 @@ def _sole_line(queue: LiveQueue) -> "deque[Unflushed] | None":
 def _take(granting: "Granting", writer: Writer, queue: LiveQueue, command: Receive, count: int) -> bool:
     """Lease the first `count` messages, wherever they are stored; False if there was none."""
     found: Iterable[StoredMessage | Unflushed]
-    if writer.disorder:
-        held = list(_by_turns(_lined(writer, queue, count + writer.disorder), writer, queue, count + writer.disorder))
-        found = disordered(writer, queue, held, count, writer.disorder)
+    disorder = writer.options.disorder
+    if disorder:
+        held = list(_by_turns(_lined(writer, queue, count + disorder), writer, queue, count + disorder))
+        found = disordered(writer, queue, held, count, disorder)
     else:
         lined: list[StoredMessage | Unflushed] = [*_lined(writer, queue, count)]
         if queue.unflushed:

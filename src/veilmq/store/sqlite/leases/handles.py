@@ -255,7 +255,7 @@ def _keep_failure(writer: Writer, command: Extend, place: Place) -> dict[str, ob
     """Store the error with the lease, so that later receives and a dead letter show it; returns the event's detail."""
     assert command.report is not None
     failure = command.report.failure
-    error = failure.error if writer.error_lines else ""
+    error = failure.error if writer.options.error_lines else ""
     detail = error_detail(failure.error_type, error)
     if detail:
         packed = pack_failure(failure.error_type, error)

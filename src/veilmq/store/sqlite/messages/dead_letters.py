@@ -51,7 +51,8 @@ def quarantine(writer: Writer, queue: LiveQueue, place: Place) -> None:
     """Quarantine a message whose body does not match its MD5, or of which anything else cannot be read: nobody receives
     it, others are not held up, and the log, `veilmq check` and the metrics report it. Raises CopyDamaged: see
     `Options.gives_up`."""
-    if writer.gives_up is not None and writer.gives_up(f"message {id_text(place.id)} is damaged"):
+    gives_up = writer.options.gives_up
+    if gives_up is not None and gives_up(f"message {id_text(place.id)} is damaged"):
         raise CopyDamaged(f"message {id_text(place.id)} of queue {queue.key} is damaged here")
     writer.touch(queue)
     place.group, place.type = as_text(place.group), as_text(place.type)

@@ -281,7 +281,7 @@ class _Appending:
         self._writer = writer
         self._messages: list[MessageRow] = []
         self._hidden: list[LeaseRow] = []
-        self._depth = 0 if writer.disorder else DEPTH_MAX
+        self._depth = 0 if writer.options.disorder else DEPTH_MAX
         """An ordinary message starts unflushed if its queue is no deeper than this."""
         self._queue: LiveQueue | None = None
         self._sender: Origin | None = None

@@ -118,8 +118,8 @@ def _cannot_create(writer: Writer, command: commands.CreateQueue, settings: Queu
         return errors.QueueExists(queue=str(command.queue), setting=errors.NAME_TAKEN)
     if writer.refusal is not None:
         return copy(writer.refusal)
-    if writer.queues.per_account[command.queue.account] >= writer.queues_per_account_max:
-        return errors.QueuesFull(account=command.queue.account, limit=writer.queues_per_account_max)
+    if writer.queues.per_account[command.queue.account] >= writer.options.queues_per_account_max:
+        return errors.QueuesFull(account=command.queue.account, limit=writer.options.queues_per_account_max)
     if settings.redrive is not None:
         refused = _redrive_refusal(writer, command.queue, settings)
         if refused is not None:

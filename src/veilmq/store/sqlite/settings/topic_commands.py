@@ -68,7 +68,7 @@ def create(writer: Writer, command: commands.CreateTopic) -> Outcome:
         return TopicCreated(_info(writer, present), created=False)
     if writer.refusal is not None:
         return copy(writer.refusal)
-    limit = writer.topics_per_account_max
+    limit = writer.options.topics_per_account_max
     if len(writer.topics) >= limit and writer.read(_COUNT, (key.account,))[0][0] >= limit:
         return errors.TopicsFull(account=key.account, limit=limit)
     incarnation, now = writer.next_number("topic"), writer.now
@@ -184,8 +184,9 @@ def subscribe(writer: Writer, command: commands.Subscribe) -> Outcome:
 def _cannot_subscribe(writer: Writer, topic: LiveTopic, settings: SubscriptionSettings) -> errors.VeilError | None:
     if len(topic.subscriptions) >= SUBSCRIPTIONS_MAX:
         return errors.SubscriptionsFull(topic=str(topic.key), limit=SUBSCRIPTIONS_MAX)
-    if writer.queues.subscriptions[topic.key.account] >= writer.subscriptions_per_account_max:
-        return errors.AccountSubscriptionsFull(account=topic.key.account, limit=writer.subscriptions_per_account_max)
+    limit = writer.options.subscriptions_per_account_max
+    if writer.queues.subscriptions[topic.key.account] >= limit:
+        return errors.AccountSubscriptionsFull(account=topic.key.account, limit=limit)
     if settings.queue is not None:
         queue = writer.queues.by_key.get(settings.queue)
         if queue is None:
