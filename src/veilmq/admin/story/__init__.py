@@ -129,6 +129,13 @@ def _deleter(life: Life) -> Lease | None:
     return next((lease for lease in life.leases if lease.ending == "deleted"), None)
 
 
+def _winner(life: Life) -> Lease:
+    """The same, for a rule that applies only if there is one."""
+    found = _deleter(life)
+    assert found is not None
+    return found
+
+
 def _length(lease: Lease) -> str:
     """How long a lease was that ran out, with its extensions."""
     if not lease.extended or lease.expired is None:
@@ -138,8 +145,7 @@ def _length(lease: Lease) -> str:
 
 def _processed_again(life: Life) -> str:
     lost = [lease for lease in _late(life) if lease.ending != "deleted"]
-    winner = _deleter(life)
-    assert winner is not None
+    winner = _winner(life)
     named = lost if len(lost) <= _LOST_NAMED_MAX else [*lost[: _LOST_NAMED_MAX - 1], lost[-1]]
     parts = [
         f"{lease.name}'s lease of {_length(lease)} ended at {_at(life, lease.expired)} while it worked"
@@ -186,8 +192,7 @@ def _being_processed_again(life: Life) -> str:
 
 
 def _deleted_late(life: Life) -> str:
-    winner = _deleter(life)
-    assert winner is not None
+    winner = _winner(life)
     return (
         f"Processed once, but late: {winner.name}'s lease of {_length(winner)} ended at"
         f" {_at(life, winner.expired)}, and it deleted the message at {_at(life, winner.ended)}, before anybody else"
@@ -196,8 +201,7 @@ def _deleted_late(life: Life) -> str:
 
 
 def _resumed(life: Life) -> str:
-    winner = _deleter(life)
-    assert winner is not None
+    winner = _winner(life)
     return (
         f"Processed once: {winner.name}'s lease of {span(winner.lease_us)} had ended at"
         f" {_at(life, winner.expired)} when it extended it at {_at(life, winner.resumed)}; nobody else had received the"
@@ -206,8 +210,7 @@ def _resumed(life: Life) -> str:
 
 
 def _after_loss(life: Life) -> str:
-    winner = _deleter(life)
-    assert winner is not None
+    winner = _winner(life)
     lost = [lease for lease in life.leases if lease.ending == "expired"]
     last = lost[-1]
     return (
@@ -218,8 +221,7 @@ def _after_loss(life: Life) -> str:
 
 
 def _after_failures(life: Life) -> str:
-    winner = _deleter(life)
-    assert winner is not None
+    winner = _winner(life)
     failed = [lease for lease in life.leases if lease.ending == "failed"]
     error = failed[-1].error
     return (
@@ -229,8 +231,7 @@ def _after_failures(life: Life) -> str:
 
 
 def _after_release(life: Life) -> str:
-    winner = _deleter(life)
-    assert winner is not None
+    winner = _winner(life)
     given_back = [lease for lease in life.leases if lease.ending in {"released", "undelivered"}]
     return (
         f"Processed on receive {life.leases.index(winner) + 1}: it was given back {times(len(given_back))} before, by"
@@ -240,8 +241,7 @@ def _after_release(life: Life) -> str:
 
 
 def _done(life: Life) -> str:
-    winner = _deleter(life)
-    assert winner is not None
+    winner = _winner(life)
     waited = "" if not winner.waited_us else f" after {span(winner.waited_us)} in the queue"
     extended = f", extended {times(len(winner.extended))}" if winner.extended else ""
     ended_us = (winner.ended or winner.began) - winner.began
@@ -267,9 +267,8 @@ def _dead(life: Life) -> str:
 def _where_now(life: Life) -> str:
     """What has become of a message since it was moved."""
     here = life.here
-    if life.end == "deleted" and _deleter(life) is not None:
-        winner = _deleter(life)
-        assert winner is not None
+    winner = _deleter(life)
+    if life.end == "deleted" and winner is not None:
         return f" {winner.name} deleted it from {winner.queue} at {_at(life, winner.ended)}."
     if life.end:
         return f" {_ENDS[life.end]} at {_at(life, life.ended)}."

@@ -280,25 +280,11 @@ def event_of(
     kind: int, at: Instant, queue: LiveQueue, origin: int, place: Place, detail: dict[str, object] | None = None
 ) -> Event:
     """An event about a message in its present state."""
+    held_us = at - place.granted if place.attempt and place.hidden else None
     return Event(
-        kind,
-        at,
-        queue.incarnation,
-        origin,
-        place.id,
-        place.sequence,
-        place.attempt,
-        place.rotation,
-        None,
-        None,
-        place.sent,
-        None,
-        at - place.granted if place.attempt and place.hidden else None,
-        place.body_bytes,
-        place.group,
-        place.type,
-        detail,
-    )
+        kind, at, queue.incarnation, origin, place.id, place.sequence, place.attempt, place.rotation, None, None,
+        place.sent, None, held_us, place.body_bytes, place.group, place.type, detail,
+    )  # fmt: skip
 
 
 PRIORITIES: Final = range(1, PRIORITY_LINES_MAX + 1)

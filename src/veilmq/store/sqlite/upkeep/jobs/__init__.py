@@ -136,25 +136,14 @@ class _Job(msgspec.Struct, gc=False):
 
     def info(self, source: QueueKey, principal: str) -> JobInfo:
         """The job as it is shown."""
+        destination = None if self.destination is None else _KEY.decode(self.destination)
+        failure = None if self.failure is None else MoveFailure(self.failure)
+        ended = None if self.ended is None else Instant(self.ended)
         return JobInfo(
-            self.id,
-            Act(self.act),
-            source,
-            None if self.destination is None else _KEY.decode(self.destination),
-            _FILTER.decode(self.filter),
-            self.rate,
-            bool(self.dry_run),
-            MoveStatus(self.status),
-            None if self.failure is None else MoveFailure(self.failure),
-            principal,
-            Instant(self.started),
-            None if self.ended is None else Instant(self.ended),
-            self.total,
-            self.seen,
-            self.matched,
-            self.done,
-            self.failed,
-        )
+            self.id, Act(self.act), source, destination, _FILTER.decode(self.filter), self.rate, bool(self.dry_run),
+            MoveStatus(self.status), failure, principal, Instant(self.started), ended,
+            self.total, self.seen, self.matched, self.done, self.failed,
+        )  # fmt: skip
 
     def end(self, now: Instant, status: MoveStatus, failure: MoveFailure | None = None) -> None:
         """The job has ended."""
