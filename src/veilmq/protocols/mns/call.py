@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from veilmq.model.commands import AnyCommand
-from veilmq.model.errors import QueueMissing, SubscriptionMissing, TopicMissing, VeilError
+from veilmq.model.errors import VeilError
 from veilmq.model.instant import Instant
 from veilmq.model.outcomes import Outcome
 from veilmq.model.settings.access import AccessKey
@@ -94,8 +94,10 @@ def answer_nothing(call: Call, outcomes: Sequence[Outcome]) -> Response:
     return Response(204, None, b"")
 
 
-def answer_delete(call: Call, outcomes: Sequence[Outcome]) -> Response:
-    """204, also if there was no such queue, topic or subscription: no SDK handles an error here."""
-    if isinstance(outcomes[0], QueueMissing | TopicMissing | SubscriptionMissing):
-        return Response(204, None, b"")
-    return answer_nothing(call, outcomes)
+def answer_delete(missing: type[VeilError]) -> Callable[[Call, Sequence[Outcome]], Response]:
+    """The answer to a deletion: 204, also if ``missing`` says that there was none. No SDK handles an error here."""
+
+    def answer(call: Call, outcomes: Sequence[Outcome]) -> Response:
+        return Response(204, None, b"") if isinstance(outcomes[0], missing) else answer_nothing(call, outcomes)
+
+    return answer

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from veilmq.model.commands import ChangeQueue, CreateQueue, DescribeQueue
-from veilmq.model.errors import QueueMissing
+from veilmq.model.errors import QueueMissing, SubscriptionMissing, TopicMissing
 from veilmq.model.outcomes import Outcome, QueueDescribed
 from veilmq.model.settings.access import AccessKey
 from veilmq.model.settings.queue import QueueKey
@@ -130,7 +130,7 @@ TABLE: Final[dict[tuple[Kind, str], Operation | Callable[[Asked], Operation]]] =
     (Kind.QUEUES, "GET"): Operation("ListQueue", queues.plan_list, queues.answer_list),
     (Kind.QUEUE, "PUT"): _override(_CREATE_QUEUE, _SET_QUEUE),
     (Kind.QUEUE, "GET"): Operation("GetQueueAttributes", queues.plan_describe, queues.answer_describe),
-    (Kind.QUEUE, "DELETE"): Operation("DeleteQueue", queues.plan_delete, answer_delete),
+    (Kind.QUEUE, "DELETE"): Operation("DeleteQueue", queues.plan_delete, answer_delete(QueueMissing)),
     (Kind.QUEUE_MESSAGES, "POST"): _SEND,
     (Kind.QUEUE_MESSAGES, "GET"): _look,
     (Kind.QUEUE_MESSAGES, "DELETE"): _delete,
@@ -140,7 +140,7 @@ TABLE: Final[dict[tuple[Kind, str], Operation | Callable[[Asked], Operation]]] =
     (Kind.TOPICS, "GET"): Operation("ListTopic", topics.plan_list, topics.answer_list),
     (Kind.TOPIC, "PUT"): _override(_CREATE_TOPIC, _SET_TOPIC),
     (Kind.TOPIC, "GET"): Operation("GetTopicAttributes", topics.plan_describe, topics.answer_describe),
-    (Kind.TOPIC, "DELETE"): Operation("DeleteTopic", topics.plan_delete, answer_delete),
+    (Kind.TOPIC, "DELETE"): Operation("DeleteTopic", topics.plan_delete, answer_delete(TopicMissing)),
     (Kind.TOPIC_MESSAGES, "POST"): Operation("PublishMessage", topics.plan_publish, topics.answer_publish),
     (Kind.SUBSCRIPTIONS, "GET"): Operation(
         "ListSubscriptionByTopic", topics.plan_list_subscriptions, topics.answer_list_subscriptions
@@ -149,7 +149,9 @@ TABLE: Final[dict[tuple[Kind, str], Operation | Callable[[Asked], Operation]]] =
     (Kind.SUBSCRIPTION, "GET"): Operation(
         "GetSubscriptionAttributes", topics.plan_describe_subscription, topics.answer_describe_subscription
     ),
-    (Kind.SUBSCRIPTION, "DELETE"): Operation("Unsubscribe", topics.plan_unsubscribe, answer_delete),
+    (Kind.SUBSCRIPTION, "DELETE"): Operation(
+        "Unsubscribe", topics.plan_unsubscribe, answer_delete(SubscriptionMissing)
+    ),
 }
 
 
