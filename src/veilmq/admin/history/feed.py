@@ -324,7 +324,7 @@ class Feed:
         } | ({} if self._shell else {READ_HEADER.decode(): "copy"})
         if arrow:
             return stream(in_thread(self._arrow(start, stop, scope)), MEDIA_TYPE, headers)
-        return stream(in_thread(self._pieces(event_lines, start, stop, scope)), JSON_LINES, headers)
+        return stream(in_thread(self._lines(start, stop, scope)), JSON_LINES, headers)
 
     def _find_held(self, wanted: str, seconds: float) -> Range:
         """Find the range and protect it from trimming for that long, within the bounds of `ReadPins`. Raises as
@@ -372,6 +372,9 @@ class Feed:
         finally:
             followers.discard(committed)
         return found.first, found.following
+
+    def _lines(self, start: int, stop: int, scope: Scope) -> Iterator[bytes]:
+        return self._pieces(event_lines, start, stop, scope)
 
     def _arrow(self, start: int, stop: int, scope: Scope) -> Iterator[bytes]:
         written = ArrowStream()
