@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from veilmq import accelerator
+from veilmq.testing.for_each import for_each
 
 ROOT = Path(__file__).parents[2]
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
@@ -143,7 +144,7 @@ def test_make_builds_when_a_compiler_came_later(copied: Path, tmp_path: Path) ->
     assert not make(cc)
 
 
-@pytest.mark.parametrize("command", [["serve", "--data", "/nonexistent/data"], ["--version"], ["version"]])
+@for_each("command", [["serve", "--data", "/nonexistent/data"], ["--version"], ["version"]])
 def test_a_command_refuses_another_value(command: list[str]) -> None:
     program = [sys.executable, "-m", "veilmq", *command]
     environment = {**os.environ, accelerator.VARIABLE: "Yes"}

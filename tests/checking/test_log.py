@@ -6,6 +6,7 @@ from tests.checking.simulation import Simulation
 
 from veilmq.checking.log import HEAD, Kind, LogInvalid, Operation, Outcome, decoded, encoded
 from veilmq.checking.report import promises_in
+from veilmq.testing.for_each import for_each
 
 LOG = Simulation(1).log
 
@@ -27,9 +28,7 @@ def test_a_last_line_that_was_cut_off_is_left_out() -> None:
         assert decoded([*lines[:9], cut]) == LOG[:9]
 
 
-@pytest.mark.parametrize(
-    "fields", [b"", b'"client":"\xff"', b'"other":' + b"[" * 100_000], ids=lambda each: str(len(each))
-)
+@for_each("fields", [b"", b'"client":"\xff"', b'"other":' + b"[" * 100_000], ids=lambda each: str(len(each)))
 def test_another_broken_line_is_told(fields: bytes) -> None:
     with pytest.raises(LogInvalid, match=r"^line 2 of the log: "):
         decoded([encoded(LOG[0]), b"{" + fields + b"}\n", encoded(LOG[1])])

@@ -32,7 +32,7 @@ class TestLost:
         script.drain(2, 3)
         assert script.found() == ["LOST"]
 
-    @pytest.mark.parametrize(("outcome", "found"), [(INFO, []), (FAIL, ["LOST"]), (Outcome.OK, [])])
+    @for_each(("outcome", "found"), [(INFO, []), (FAIL, ["LOST"]), (Outcome.OK, [])])
     def test_a_delete_that_may_have_happened_explains_it(self, outcome: Outcome, found: list[str]) -> None:
         script = received()
         script.delete(1, 2, 3, outcome)
@@ -68,7 +68,7 @@ class TestLost:
         script.drain(6, None, INFO)
         assert script.found() == ["LOST"]
 
-    @pytest.mark.parametrize(("begin", "found"), [(37, []), (40.5, []), (42, ["LOST"])])
+    @for_each(("begin", "found"), [(37, []), (40.5, []), (42, ["LOST"])])
     def test_the_drain_of_a_queue_may_move_messages_to_its_dead_letters(self, begin: float, found: list[str]) -> None:
         script = received()
         script.drain(40, 41)
@@ -83,9 +83,7 @@ class TestLost:
         script.drain(40, 41, queue="dead")
         assert script.found(MOVES) == ["LOST"]
 
-    @pytest.mark.parametrize(
-        ("queue", "begin", "found"), [("dead", 5, []), ("dead", 0.2, ["LOST"]), ("x", 5, ["LOST"])]
-    )
+    @for_each(("queue", "begin", "found"), [("dead", 5, []), ("dead", 0.2, ["LOST"]), ("x", 5, ["LOST"])])
     def test_a_purge_of_the_dead_letters_explains_it_once_it_may_have_been_there(
         self, queue: str, begin: float, found: list[str]
     ) -> None:
@@ -218,7 +216,7 @@ class TestHandles:
 
 
 class TestDeleted:
-    @pytest.mark.parametrize(("begin", "found"), [(39, []), (41, ["RESURRECTED"])])
+    @for_each(("begin", "found"), [(39, []), (41, ["RESURRECTED"])])
     def test_a_receive_that_began_after_the_answer(self, begin: float, found: list[str]) -> None:
         script = received()
         script.delete(1, 38, 40)
@@ -248,21 +246,21 @@ class TestDeleted:
 
 
 class TestTimes:
-    @pytest.mark.parametrize(("end", "found"), [(9.9, ["EARLY"]), (10, [])])
+    @for_each(("end", "found"), [(9.9, ["EARLY"]), (10, [])])
     def test_delay(self, end: float, found: list[str]) -> None:
         script = Script()
         script.send("m", 0, 1, delay_us=10 * SECOND)
         script.receive(9, end, grant("m", 1))
         assert script.found() == found
 
-    @pytest.mark.parametrize(("begin", "found"), [(11, []), (11.2, ["LATE"])])
+    @for_each(("begin", "found"), [(11, []), (11.2, ["LATE"])])
     def test_expiry(self, begin: float, found: list[str]) -> None:
         script = Script()
         script.send("m", 0, 1, ttl_us=10 * SECOND)
         script.receive(begin, 12, grant("m", 1))
         assert script.found() == found
 
-    @pytest.mark.parametrize(("begin", "found"), [(41, []), (41.2, ["LATE"])])
+    @for_each(("begin", "found"), [(41, []), (41.2, ["LATE"])])
     def test_expiry_by_a_clock_that_loses_time(self, begin: float, found: list[str]) -> None:
         script = Script()
         script.send("m", 0, 1, ttl_us=10 * SECOND)
@@ -286,7 +284,7 @@ class TestGroups:
         script.send("m2", second, 2, group="a", sequence=two)
         return script
 
-    @pytest.mark.parametrize("numbered", [True, False])
+    @for_each("numbered", [True, False])
     def test_the_later_waits_for_the_earlier(self, numbered: bool) -> None:
         script = self._two(numbered)
         script.receive(3, 4, grant("m2", 1, group="a"))
@@ -307,7 +305,7 @@ class TestGroups:
         script.receive(11, 12, grant("m2", 4, group="a"))  # while m1 is in flight
         assert script.found() == ["GROUP_ORDER"]
 
-    @pytest.mark.parametrize(("begin", "found"), [(6, []), (9, ["GROUP_ORDER"])])
+    @for_each(("begin", "found"), [(6, []), (9, ["GROUP_ORDER"])])
     def test_a_delete_that_may_have_happened_lets_the_next_one_go(self, begin: float, found: list[str]) -> None:
         script = self._two()
         script.receive(3, 4, grant("m1", 1, group="a"))
@@ -448,7 +446,7 @@ class TestStaleDeletesOfWhatMayHaveMoved:
         script.delete(1, 6, 7)
         return script
 
-    @pytest.mark.parametrize(
+    @for_each(
         ("begin", "outcome", "found"),
         [(8, Outcome.OK, ["STALE"]), (8, INFO, []), (5, Outcome.OK, []), (6.5, Outcome.OK, [])],
     )
@@ -459,14 +457,14 @@ class TestStaleDeletesOfWhatMayHaveMoved:
         script.drain(begin, begin + 2, outcome, queue="dead")
         assert script.found(MOVES) == found
 
-    @pytest.mark.parametrize(("begin", "found"), [(7.5, []), (0.6, ["STALE"])])
+    @for_each(("begin", "found"), [(7.5, []), (0.6, ["STALE"])])
     def test_a_purge_may_have_taken_it_before_the_drain(self, begin: float, found: list[str]) -> None:
         script = self._deleted()
         script.purge(begin, begin + 0.1, queue="dead")
         script.drain(8, 9, queue="dead")
         assert script.found(MOVES) == found
 
-    @pytest.mark.parametrize(("seconds", "found"), [(8.5, []), (10, ["STALE"])])
+    @for_each(("seconds", "found"), [(8.5, []), (10, ["STALE"])])
     def test_it_may_have_expired_before_the_drain_ended(self, seconds: float, found: list[str]) -> None:
         script = self._deleted(ttl_us=round(seconds * SECOND))
         script.drain(8, 9, queue="dead")

@@ -138,7 +138,7 @@ def test_what_the_server_reports_names_a_section_that_is_there() -> None:
         assert section in headings(ROOT / page.removesuffix(", ")).values(), place
 
 
-@pytest.mark.parametrize("said", [b"", b"[]", b'{"reasons": {}}'])
+@for_each("said", [b"", b"[]", b'{"reasons": {}}'])
 def test_an_admin_port_that_does_not_say_whether_the_server_is_ready(said: bytes) -> None:
     """As one whose connections are all taken."""
     with socket.create_server(("127.0.0.1", 0)) as port, ThreadPoolExecutor(1) as pool:

@@ -16,6 +16,7 @@ from tests.support.commands import bare
 import veilmq
 from veilmq.cli.output import table
 from veilmq.client.messages import Message
+from veilmq.testing.for_each import for_each
 from veilmq.testing.local import VEILMQ
 
 BODY = "h\u00e9llo \u20ac \U0001f600"
@@ -165,7 +166,7 @@ def test_a_directory_that_sqlite_cannot_open_is_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("typed", "completed"),
     [("topi", ["topics"]), ("queues cre", ["create"]), ("queues create --del", ["--delay"]), ("nothing-such", [])],
 )

@@ -38,6 +38,7 @@ from veilmq.store import Options
 from veilmq.store.directory import DATABASE, read_holder
 from veilmq.store.sqlite.disk import connect, open_reader
 from veilmq.store.sqlite.reading import SqliteView
+from veilmq.testing.for_each import for_each
 
 KEYS = '[[account]]\nid = "111111111111"\n[[account.key]]\nid = "AK1"\nsecret = "hush-one"\n'
 
@@ -561,7 +562,7 @@ def test_help_and_version(veilmq: Any) -> None:
     assert veilmq("check", "--data", "/nonexistent").returncode == 3
 
 
-@pytest.mark.parametrize("is_loaded", [False, True])
+@for_each("is_loaded", [False, True])
 def test_sqlite_counts_no_memory_unless_it_is_loaded_already(is_loaded: bool) -> None:
     """The program that loaded it may have given it settings, which stay."""
     code = f"""

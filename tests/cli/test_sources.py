@@ -209,7 +209,7 @@ def test_a_variable_that_is_set_up_for_the_commands_is_told() -> None:
     assert failed.value.advice == ""
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("given", "told"),
     [
         ({}, "`veilmq keys new` makes a key"),

@@ -166,7 +166,7 @@ def test_an_odd_address_is_told_by_its_source(tmp_path: Path, admin: str) -> Non
         assert str(refused.value).startswith(f"{source}: ")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("queue", "told"),
     [
         (QueueKey("../1", "us-east-1", "q"), "--account: Expected 12 digits"),
@@ -315,7 +315,7 @@ def test_what_to_do_next_names_the_queue(data: Path, veilmq: Run) -> None:
         assert failure_of("QueueExists", "exists", said).advice == "Change it with `veilmq queues set NAME`."
 
 
-@pytest.mark.parametrize("error", ["StoreFailed", "StoreUnknown"])
+@for_each("error", ["StoreFailed", "StoreUnknown"])
 def test_a_store_that_failed_is_the_same_through_a_server(error: str) -> None:
     assert failure_of(error, "the store failed", {}).code is Exit.STORE
     damaged = failure_of(error, f"no backup could be made: {MISMATCH}", {})

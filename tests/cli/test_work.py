@@ -344,7 +344,7 @@ class TestCalibrate:
         assert (done.returncode, done.stdout) == (1, "")
         assert "no message came" in done.stderr
 
-    @pytest.mark.parametrize("outcome", ["failed", "dead_lettered", "lost", "unsettled"])
+    @for_each("outcome", ["failed", "dead_lettered", "lost", "unsettled"])
     def test_only_a_done_message_is_a_finished_run(self, outcome: str) -> None:
         meter = _Collecting()
         meter.ended("orders", outcome, 0.2)

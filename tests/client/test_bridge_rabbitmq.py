@@ -77,7 +77,7 @@ class TestParts:
         found = received(b"\xff\0")
         assert (found.body, found.attributes) == ("/wA=", {"content-encoding": "base64"})
 
-    @pytest.mark.parametrize(("theirs", "ours"), [(None, None), (0, None), (1, 7), (7, 1), (9, 1)])
+    @for_each(("theirs", "ours"), [(None, None), (0, None), (1, 7), (7, 1), (9, 1)])
     def test_the_most_urgent_come_first_on_both_sides(self, theirs: int | None, ours: int | None) -> None:
         assert received(priority=theirs).priority == ours
 
@@ -86,14 +86,14 @@ class TestParts:
         assert found.expires == pytest.approx(time.time() + 60, abs=5)
         assert properties_of(carried(found, CAPABILITIES, None, time.time())).expiration.startswith(("59", "60"))
 
-    @pytest.mark.parametrize(("days", "expiration"), [(20, "1728000000"), (49.72, None)])
+    @for_each(("days", "expiration"), [(20, "1728000000"), (49.72, None)])
     def test_the_longest_life_that_rabbitmq_takes_is_32_bits_of_milliseconds(
         self, days: float, expiration: str | None
     ) -> None:
         found = msgspec.structs.replace(received(), expires=days * 86_400)
         assert properties_of(carried(found, CAPABILITIES, None, 0)).expiration == expiration
 
-    @pytest.mark.parametrize("place", ["h:x/?queue=a", "u:s3cret[@h/?queue=a", "u:s3cret\u2100@h/?queue=a"])
+    @for_each("place", ["h:x/?queue=a", "u:s3cret[@h/?queue=a", "u:s3cret\u2100@h/?queue=a"])
     def test_a_url_that_cannot_be_taken_is_not_quoted(self, place: str) -> None:
         with pytest.raises(ParameterInvalid, match="amqp://USER:PASSWORD@HOST/VHOST") as caught:
             open_rabbitmq(f"amqp://{place}")

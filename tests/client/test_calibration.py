@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from veilmq.client.timeouts import calibrate, histogram
 from veilmq.estimate.survival import Curve, Sample, rounded_up
+from veilmq.testing.for_each import for_each
 
 TIMES = st.floats(0, 10**5, allow_nan=False)
 
@@ -82,7 +83,7 @@ def test_a_length_is_what_people_set() -> None:
     assert [rounded_up(seconds) for seconds in (0.2, 31, 60, 61, 10**6)] == [1, 45, 60, 90, 43_200]
 
 
-@pytest.mark.parametrize("samples", [[], [Sample(-1, True)]])
+@for_each("samples", [[], [Sample(-1, True)]])
 def test_what_cannot_be_judged_is_refused(samples: list[Sample]) -> None:
     with pytest.raises(ValueError, match=r"samples|below 0"):
         calibrate(samples)

@@ -312,7 +312,7 @@ class TestLaziness:
         with pytest.raises(AttributeError, match="conect"):
             veilmq.conect  # type: ignore[attr-defined]  # noqa: B018
 
-    @pytest.mark.parametrize("modules", ["veilmq", "veilmq, veilmq.server.service, veilmq.admin.app, veilmq.cli.serve"])
+    @for_each("modules", ["veilmq", "veilmq, veilmq.server.service, veilmq.admin.app, veilmq.cli.serve"])
     def test_neither_it_nor_the_server_imports_the_client(self, modules: str) -> None:
         script = f"import sys, {modules}; print([name for name in sys.modules if name.startswith('veilmq.client')])"
         done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)

@@ -82,7 +82,7 @@ class TestRoundTrip:
         queue.delete(message.handle)
         assert queue.stats().visible == 0
 
-    @pytest.mark.parametrize("header", [b"[]", b"{", b"[" * 100_000])
+    @for_each("header", [b"[]", b"{", b"[" * 100_000])
     def test_a_header_that_is_none(self, header: bytes) -> None:
         with pytest.raises(ValueError, match=r"."):
             header_of(base64.urlsafe_b64encode(header).decode() + "....")

@@ -171,7 +171,7 @@ def test_a_users_short_extension_lives_to_its_second_half() -> None:
     assert table.extend(hold, at) == 30
 
 
-@pytest.mark.parametrize("error", [UNREACHABLE, FORBIDDEN, LOST_ANSWER])
+@for_each("error", [UNREACHABLE, FORBIDDEN, LOST_ANSWER])
 def test_a_failure_on_the_way_is_tried_again_until_the_end(error: VeilError) -> None:
     table = Table()
     hold = table.hold(1_000)
@@ -243,7 +243,7 @@ def test_a_refusal_is_a_lost_lease(error: VeilError, reason: Reason) -> None:
     assert table.next_look() == math.inf
 
 
-@pytest.mark.parametrize(("extends_late", "grace"), [(False, 0), (True, 5)])
+@for_each(("extends_late", "grace"), [(False, 0), (True, 5)])
 def test_a_call_that_never_returns_does_not_keep_the_loss_from_being_told(extends_late: bool, grace: float) -> None:
     table = Table(extends_late=extends_late)
     hold = table.hold(1_000, left=14)
@@ -272,7 +272,7 @@ def test_an_extension_that_is_answered_after_the_lease_holds_it_again() -> None:
     assert abs(table.next_extension(1_016) - 1_015) <= 1, "and it is kept from there on"
 
 
-@pytest.mark.parametrize("answer", ["kept", UNREACHABLE, LeaseTaken(sequence=1, attempt=1)])
+@for_each("answer", ["kept", UNREACHABLE, LeaseTaken(sequence=1, attempt=1)])
 def test_what_a_machine_slept_through_is_asked_of_the_queue_once(answer: str | VeilError) -> None:
     table = Table()
     hold = table.hold(1_000)
@@ -317,7 +317,7 @@ def test_after_max_hold_the_message_is_free_at_that_very_time() -> None:
     assert 75 <= now - 1_000 <= 100
 
 
-@pytest.mark.parametrize("waited", [0, 3_000])
+@for_each("waited", [0, 3_000])
 def test_the_cap_of_the_protocol_cancels_before_it(waited: int) -> None:
     """It counts from the receive, not from when the keeper was told."""
     table = Table(
@@ -357,7 +357,7 @@ def test_leases_are_clamped_to_what_the_queue_can_do() -> None:
     assert table.clamped(7.2, 50) == 8, "in whole seconds where the shortest lease is one"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("error", "status"),
     [(MessageGone(sequence=1, attempt=1), State.DONE), (LeaseTaken(sequence=1, attempt=1), State.LOST)],
 )

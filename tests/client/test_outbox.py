@@ -655,7 +655,7 @@ def test_what_cannot_be_is_refused(place: Place, make: Callable[[Place], object]
     assert place.rows() == 0
 
 
-@pytest.mark.parametrize("dialect", ["sqlite", "postgresql", "mysql"])
+@for_each("dialect", ["sqlite", "postgresql", "mysql"])
 def test_tables_are_made_for_each_dialect(dialect: str) -> None:
     table, index = Outbox(table="app.outbox").ddl(dialect)
     assert table.startswith("CREATE TABLE app.outbox (position ")

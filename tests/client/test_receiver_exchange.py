@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -63,7 +62,7 @@ def messages(count: int, first: int = 0, lease_end: float = math.inf) -> list[Re
     return [Received(f"id {n}", "", handle=f"handle {n}", lease_end=lease_end) for n in range(first, first + count)]
 
 
-@pytest.mark.parametrize("polls", [1, 2, 7])
+@for_each("polls", [1, 2, 7])
 def test_two_hundred_callers_hold_exactly_so_many_polls(polls: int) -> None:
     at = exchange(polls=polls)
     wishes(at, 200)
@@ -188,7 +187,7 @@ def test_time_alone_changes_nothing_beside_a_parked_poll() -> None:
     assert at.next_time(at.next_time(4)) == math.inf
 
 
-@pytest.mark.parametrize("error", [UNREACHABLE, Overloaded(limit=1)])
+@for_each("error", [UNREACHABLE, Overloaded(limit=1)])
 def test_a_fault_that_may_pass_wakes_nobody(error: VeilError) -> None:
     at = exchange()
     waiting = wishes(at, 200)

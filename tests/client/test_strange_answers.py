@@ -140,7 +140,7 @@ def test_a_redirection_does_nothing_on_mns() -> None:
     is_an_error()
 
 
-@pytest.mark.parametrize("adapter", [sqs, azure, veil])
+@for_each("adapter", [sqs, azure, veil])
 def test_is_a_typed_error_or_no_message(adapter: Callable[[str], Iterator[Queue]]) -> None:
     @for_each("call, strange", product(CALLS, ["brackets without end"] if adapter is veil else STRANGE))
     def gets(call: str, strange: str) -> None:

@@ -14,6 +14,7 @@ from tests.client.test_forked import code_of, in_child
 from veilmq.client.adapters.cloud import CancellableWaits
 from veilmq.client.shared import Singly, threads
 from veilmq.client.shared.threads import DaemonPool
+from veilmq.testing.for_each import for_each
 
 END_SECONDS = 30
 
@@ -179,7 +180,7 @@ def test_what_a_call_raises_is_raised_by_the_wait_for_it() -> None:
     parking.close()
 
 
-@pytest.mark.parametrize("closed", [False, True])
+@for_each("closed", [False, True])
 def test_a_forked_child_begins_anew_though_the_lock_was_taken(closed: bool) -> None:
     pool, parking = DaemonPool(1, "parent"), CancellableWaits("parent")
     pool.submit(int).result(END_SECONDS)

@@ -13,6 +13,7 @@ import pytest
 
 import veilmq.client
 from veilmq.client.queue import Account, Queue
+from veilmq.testing.for_each import for_each
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs" / "patterns").glob("*.md"))
@@ -68,7 +69,7 @@ def classes_like(port: type) -> Iterator[type]:
                 yield found
 
 
-@pytest.mark.parametrize("port", [Queue, Account])
+@for_each("port", [Queue, Account])
 def test_a_parameter_has_the_ports_name_on_every_queue(port: type) -> None:
     """Or a call with keywords works on one queue and fails on another, and pyright takes neither for a `Queue`."""
     found = set(classes_like(port))

@@ -305,7 +305,7 @@ class TestDeadlines:
         assert room.next_deadline() == 1
         assert room.take_expired(Instant(1)) == [waiter]
 
-    @pytest.mark.parametrize(
+    @for_each(
         "look",
         [lambda room: room.take_expired(Instant(1)), lambda room: room.next_deadline()],
         ids=["take_expired", "next_deadline"],

@@ -18,6 +18,7 @@ from veilmq.pipeline.drain.manifests import Directory
 from veilmq.pipeline.drain.source import check_schema
 from veilmq.pipeline.errors import OptionInvalid
 from veilmq.pipeline.options import DrainOptions
+from veilmq.testing.for_each import for_each
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -128,7 +129,7 @@ def test_numbers_and_instants_out_of_range_are_corrupt_and_stop_nothing(spark: A
     assert (str(row["price"]), row["few"]) == ("-12345678.90", [1.0, None])
 
 
-@pytest.mark.parametrize(("name", "kind"), [("_batch", "string"), ("_sent", "string"), ("_id", "int")])
+@for_each(("name", "kind"), [("_batch", "string"), ("_sent", "string"), ("_id", "int")])
 def test_the_message_s_own_columns_have_their_types(name: str, kind: str) -> None:
     kinds: dict[str, types.DataType] = {"string": types.StringType(), "int": types.IntegerType()}
     schema = types.StructType().add("a", types.IntegerType()).add(name, kinds[kind])

@@ -23,6 +23,7 @@ from veilmq.pipeline.drain.driver import Driver
 from veilmq.pipeline.drain.manifests import Directory, Offset, table_of
 from veilmq.pipeline.errors import OptionInvalid
 from veilmq.pipeline.options import GROUP_DEPTH_MAX, read_options
+from veilmq.testing.for_each import for_each
 
 LEASE = 1.0
 
@@ -209,7 +210,7 @@ def test_one_drain_of_a_queue_and_one_of_many_know_each_other_s_messages(stage: 
         two.driver.close()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("group", "said"),
     [
         ("/b", "directory=/a/c/d/one is not in group=/b, nor in a directory there"),

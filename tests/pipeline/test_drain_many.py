@@ -213,7 +213,7 @@ def test_equal_ids_of_two_queues_are_two_messages(tmp_path: Path) -> None:
     directory.close()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "said"),
     [
         ({"queues": "orders-*"}, "names a queue"),

@@ -229,7 +229,7 @@ def test_how_an_export_ends_is_told_by_its_code(server: ServerProcess, tmp_path:
     assert "cannot be read" in err
 
 
-@pytest.mark.parametrize("kind", [OptionInvalid, SourceUnreachable, SourceRefused, TokenRefused])
+@for_each("kind", [OptionInvalid, SourceUnreachable, SourceRefused, TokenRefused])
 def test_of_a_job_only_a_wrong_option_is_wrong_usage(kind: type[PipelineError]) -> None:
     with pytest.raises(Failure, match=r"^it$") as failed, reported():
         raise kind("it", "mend")

@@ -341,7 +341,7 @@ def test_intervals_cover_the_truth_whoever_owns_the_length(spark: Any) -> None:
         assert longer > 1.2 if owner == "message" else 0.95 < longer < 1.05
 
 
-@pytest.mark.parametrize("rate", [1 / 400, 1 / 2_000])
+@for_each("rate", [1 / 400, 1 / 2_000])
 def test_at_least_holds_where_a_crash_cannot_be_told_from_long_work(rate: float) -> None:
     """Work of 20 s on leases of 12 h, in a history of one hour: no lease of a crashed worker has expired."""
     law, span, number = lognormal(20, 0.5), 3_600.0, 3_000
@@ -374,7 +374,7 @@ class TestCrashRate:
     def test_before_anything_was_seen_it_is_as_believed(self) -> None:
         assert crash_rate(0, 0.0, 1 / 7_200) == pytest.approx(1 / 7_200)
 
-    @pytest.mark.parametrize("crashes", [5, 50])
+    @for_each("crashes", [5, 50])
     def test_what_was_seen_counts_however_short_the_work(self, crashes: int) -> None:
         """5 crashes in 120 s of work, where one in two hours was believed."""
         assert crash_rate(crashes, 120.0, 1 / 7_200) == pytest.approx(crashes / 120, rel=0.3)

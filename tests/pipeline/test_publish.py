@@ -49,7 +49,7 @@ def test_where_too_little_is_known_nothing_is_said() -> None:
     assert plans_of([row(timeout_s=None, first_lease_s=None)], {}) == {}
 
 
-@pytest.mark.parametrize(("at_least_s", "lease_us"), [(33.0, 180_000_000), (400.0, 400_000_000)])
+@for_each(("at_least_s", "lease_us"), [(33.0, 180_000_000), (400.0, 400_000_000)])
 def test_at_least_never_shortens_what_is_granted_today(at_least_s: float, lease_us: int) -> None:
     plans = plans_of([row("film", timeout_s=None, timeout_at_least_s=at_least_s, today_lease_s=180.0)], {})
     assert plans[QUEUE]["by_type"] == {"film": lease_us}

@@ -124,7 +124,7 @@ class TestDeltaTransactions:
         assert not add_files(table, SCHEMA, [written(table, "f.parquet", [3])], "q", 1, mark=mark_of(one, 1))
         assert sorted(DeltaTable(table).to_pyarrow_table()["n"].to_pylist()) == [1, 3]
 
-    @pytest.mark.parametrize(
+    @for_each(
         ("options", "said"),
         [({}, "path is missing"), ({"path": "/t", "storage": "[]"}, "storage"), ({"path": "/t", "x": "1"}, "option x")],
     )
@@ -133,7 +133,7 @@ class TestDeltaTransactions:
             read_delta_options(options)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "said"),
     [
         ({}, "url is missing"),
@@ -589,7 +589,7 @@ def test_any_number_of_values_can_divide_a_table(tmp_path: Path) -> None:
     assert found.cast(rows.schema).equals(rows)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("partitions", "said"),
     [
         (["none"], "partitionBy=none: there is no such column"),

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from veilmq.model.messages import first_forbidden_character, id_text, is_plain
 from veilmq.protocols import DocumentInvalid, read_document
+from veilmq.testing.for_each import for_each
 
 
 def xml_carries(character: str) -> bool:
@@ -35,7 +36,7 @@ def test_the_text_of_an_id(message_id: bytes) -> None:
     assert id_text(message_id) == str(UUID(bytes=message_id))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("count", "said"), [(32, None), (33, "too many elements or attributes"), (20_000, "a tag or a comment is too long")]
 )
 def test_an_element_has_few_attributes(count: int, said: str | None) -> None:

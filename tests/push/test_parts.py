@@ -54,7 +54,7 @@ class TestAddresses:
         with pytest.raises(EndpointRefused):
             check(address, ())
 
-    @pytest.mark.parametrize("address", ["8.8.8.8", "2606:4700::1111"])
+    @for_each("address", ["8.8.8.8", "2606:4700::1111"])
     def test_public_ones_pass(self, address: str) -> None:
         check(address, ())
 
@@ -241,7 +241,7 @@ class TestLookups:
         asyncio.run(twice())
         assert asked == ["a.example"]
 
-    @pytest.mark.parametrize(
+    @for_each(
         "error", [socket.gaierror(socket.EAI_NONAME, "Name or service not known"), UnicodeError("label too long")]
     )
     def test_a_name_that_cannot_be_found(self, error: Exception) -> None:

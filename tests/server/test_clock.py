@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from veilmq.engine.lease_clock import SLEW_PPM_MAX, piece
 from veilmq.model.instant import HOUR_US, SECOND_US, Instant
 from veilmq.server.clock import LeaseClock, boot_ns, wall
+from veilmq.testing.for_each import for_each
 
 START = Instant(1_700_000_000 * SECOND_US)
 SECOND_NS = 1_000_000_000
@@ -55,7 +56,7 @@ def test_a_mark_far_ahead_is_told(caplog: pytest.LogCaptureFixture) -> None:
     assert "61 s ahead" in caplog.text
 
 
-@pytest.mark.parametrize("apart_us", [HOUR_US, -HOUR_US])
+@for_each("apart_us", [HOUR_US, -HOUR_US])
 def test_another_machines_clock_goes_on_whatever_wall_time_is_here(apart_us: int) -> None:
     clocks = Clocks()
     clock = clocks.lease_clock()
@@ -74,7 +75,7 @@ def test_it_runs_with_the_boot_clock() -> None:
     assert clock.now() == START + 300_000 + HOUR_US
 
 
-@pytest.mark.parametrize("jump_us", [HOUR_US, -HOUR_US])
+@for_each("jump_us", [HOUR_US, -HOUR_US])
 def test_a_wall_clock_that_jumps_bends_it_by_500_ppm(jump_us: int) -> None:
     clocks = Clocks()
     clock = clocks.lease_clock()

@@ -1,10 +1,10 @@
 """When a batch begins: after how many turns of the loop, and at what it stops waiting."""
 
-import pytest
 from tests.support.clock import EPOCH
 
 from veilmq.model.instant import Instant
 from veilmq.server.shell import Gathering
+from veilmq.testing.for_each import for_each
 
 
 def turns(
@@ -84,7 +84,7 @@ def test_after_a_stall_a_stream_of_calls_does_not_keep_it_for_ever() -> None:
     assert turns(list(range(10_000)), stalled=True) == 2_000
 
 
-@pytest.mark.parametrize("stalled", [False, True])
+@for_each("stalled", [False, True])
 def test_each_wait_begins_anew(stalled: bool) -> None:
     gathering = Gathering()
 

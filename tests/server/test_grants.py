@@ -2,11 +2,11 @@
 
 from fnmatch import fnmatchcase
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from veilmq.model.settings.access import EVERYTHING, AccessKey, Action, Grant, _names_of, names_of
+from veilmq.testing.for_each import for_each
 
 ACCOUNT = "111111111111"
 PATTERNS = st.text("ab*?[]!-", min_size=1, max_size=5)
@@ -41,7 +41,7 @@ def test_grants_add_up() -> None:
     assert not AccessKey("k", "s", ACCOUNT).allows(Action.SEND, "any")
 
 
-@pytest.mark.parametrize("pattern", ["queue-{}", "queue-{}-*"])
+@for_each("pattern", ["queue-{}", "queue-{}-*"])
 def test_many_grants_are_sorted_out_once_and_none_of_them_is_tried(pattern: str) -> None:
     asked = key(*(Grant(frozenset({Action.SEND}), (pattern.format(number),)) for number in range(MANY)))
     asked.allows(Action.SEND, "first")

@@ -4,7 +4,6 @@ import asyncio
 import re
 from itertools import pairwise
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -12,6 +11,7 @@ from veilmq.protocols import Request, Response
 from veilmq.server.http import Limits
 from veilmq.server.http.exchange import Exchange
 from veilmq.server.http.intake import Intake
+from veilmq.testing.for_each import for_each
 
 FRAGMENTS = [
     *(b"GET", b"POST", b"HEAD", b"PUT", b"OPTIONS", b"CONNECT", b"FOO", b" ", b"/", b"*", b"http://h/p?q", b"?a=%00&b"),
@@ -100,7 +100,7 @@ def test_what_is_fed_is_counted_once_until_the_request_is_complete():
     assert intake.fed_bytes == 5
 
 
-@pytest.mark.parametrize("size", [1, 1000, 16 * 1024, 16 * 1024 + 1, 300_000])
+@for_each("size", [1, 1000, 16 * 1024, 16 * 1024 + 1, 300_000])
 def test_a_burst_of_tiny_requests_is_not_expanded_at_once(size):
     intake = Intake(Limits(), "peer", False, lambda: "id")
     tiny = b"GET / HTTP/1.1\r\nHost:\r\n\r\n"

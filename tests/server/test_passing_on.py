@@ -21,6 +21,7 @@ from veilmq.server.auth import DevelopmentKeyring
 from veilmq.server.cluster import admin
 from veilmq.server.cluster.admin import KEEP_PLACE, Owner, Unreached, connect, passing_on, while_owner
 from veilmq.server.config.settings import Settings
+from veilmq.testing.for_each import for_each
 
 BODY = (b"first part, ", b"last part")
 
@@ -170,9 +171,7 @@ def test_a_change_that_was_under_way_is_sent_again_where_it_has_a_key(
     assert (here.answer[0]["status"], here.answer[-1]["body"] == b"own") == (status, status == 201)
 
 
-@pytest.mark.parametrize(
-    ("method", "headers"), [("GET", []), ("POST", [(b"idempotency-key", b'"mine"')])], ids=["a look", "a change"]
-)
+@for_each(("method", "headers"), [("GET", []), ("POST", [(b"idempotency-key", b'"mine"')])], ids=["a look", "a change"])
 def test_a_request_whose_client_is_gone_is_not_sent_again(method: str, headers: list[tuple[bytes, bytes]]) -> None:
     passed = Passed(leaves=True)
     with pytest.raises(asyncio.CancelledError):

@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
 from tests.support.contract.stage import TESTER
 
 from veilmq.model.commands import Receive
@@ -45,7 +44,7 @@ def test_every_error_becomes_a_fault_of_the_table(wire: Any, kind: type[VeilErro
     assert refusal.message
 
 
-@pytest.mark.parametrize(("parameter", "shown"), [("delay_us", "DelaySeconds"), ("group", "MessageGroupId")])
+@for_each(("parameter", "shown"), [("delay_us", "DelaySeconds"), ("group", "MessageGroupId")])
 def test_what_is_wrong_has_the_name_of_the_wire(parameter: str, shown: str) -> None:
     error = ParameterInvalid(parameter=parameter, reason="a FIFO queue has rules")
     refusal = errors.fault_of(error, Receive(queue=QueueKey("000000000000", "us-east-1", "q"), origin=TESTER))

@@ -2,8 +2,6 @@
 
 import json
 
-import pytest
-
 from veilmq.model.instant import Instant
 from veilmq.model.outcomes import QueueCreated, QueueDescribed
 from veilmq.model.settings.access import EVERYTHING, AccessKey
@@ -105,7 +103,7 @@ def test_other_urls_name_no_queue(url: str) -> None:
     assert code_of(decode(asked)) == (400, "AWS.SimpleQueueService.NonExistentQueue")
 
 
-@pytest.mark.parametrize("more", [b"", b"&QueueUrl="])
+@for_each("more", [b"", b"&QueueUrl="])
 def test_the_query_form_takes_the_address_for_the_queues(more: bytes) -> None:
     """jegesh/python-sqs-listener #30, aws/aws-sdk-net #437."""
     headers = {"host": "localhost:9324", "content_type": "application/x-www-form-urlencoded"}

@@ -130,7 +130,7 @@ def test_what_is_no_json_besides_is_told_as_that(body: bytes) -> None:
     assert refused.value.fault is MALFORMED_INPUT
 
 
-@pytest.mark.parametrize("wrong", [b"\xff", b"\xed\xa0\x80"], ids=["no UTF-8", "a half in bytes"])
+@for_each("wrong", [b"\xff", b"\xed\xa0\x80"], ids=["no UTF-8", "a half in bytes"])
 def test_bytes_that_are_no_utf_8_are_told_without_names_of_python(wrong: bytes) -> None:
     with pytest.raises(Refusal) as refused:
         json_form.read(b"AmazonSQS.SendMessage", b'{"MessageBody":"' + wrong + b'"}')

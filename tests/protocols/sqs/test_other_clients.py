@@ -5,8 +5,6 @@ import hmac
 import json
 from urllib.parse import quote
 
-import pytest
-
 from veilmq.model.commands import CreateQueue, ListQueues
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.settings.access import EVERYTHING, AccessKey
@@ -83,7 +81,7 @@ def test_a_target_of_sqs_is_the_json_form_whatever_the_content_type(kind: str) -
     assert isinstance(answer.commands[0], ListQueues)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("later_s", "text"),
     [
         (901, "Signature expired: 20261015T120000Z is now earlier than 20261015T120001Z (20261015T121501Z - 15 min.)"),

@@ -441,7 +441,7 @@ class TestLanguage:
             assert _decision(within, context=context) is is_in
             assert _decision(_statement(), within | {"Effect": "Deny"}, context=context) is not is_in
 
-    @pytest.mark.parametrize("resource", ["Resource", "NotResource"])
+    @for_each("resource", ["Resource", "NotResource"])
     def test_a_resource_with_a_variable_is_not_understood(self, resource: str) -> None:
         statement = {name: value for name, value in _statement().items() if name != "Resource"}
         statement[resource] = "arn:aws:sqs:*:*:${aws:username}"
