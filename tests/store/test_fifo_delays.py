@@ -15,6 +15,7 @@ from veilmq.model.messages import Extras
 from veilmq.model.settings.queue import QueueKey
 from veilmq.store.sqlite.settings import fifo_delays
 from veilmq.store.sqlite.store import SqliteStore
+from veilmq.testing.for_each import for_each
 
 COUNT = 3_000
 STEPS = 256
@@ -65,7 +66,7 @@ def test_leases_that_are_over_do_not_make_the_change_longer(stage: Stage) -> Non
     assert stage.counts(queue) == (COUNT, 0, 0), "what was received has no delay"
 
 
-@pytest.mark.parametrize("kill", [False, True])
+@for_each("kill", [False, True], fresh="stage")
 def test_a_walk_goes_on_after_a_restart(stage: Stage, kill: bool) -> None:
     queue = stage.create("line.fifo")
     fill(stage, queue, 50)
@@ -92,7 +93,7 @@ def test_what_is_sent_amid_a_walk_has_the_new_delay(stage: Stage) -> None:
     assert stage.counts(queue) == (COUNT, 1, 0), "its own delay was set by its handle"
 
 
-@pytest.mark.parametrize("drop", [False, True])
+@for_each("drop", [False, True], fresh="stage")
 def test_a_walk_ends_with_the_messages(stage: Stage, drop: bool) -> None:
     queue = stage.create("line.fifo")
     fill(stage, queue, 50)

@@ -13,6 +13,7 @@ from veilmq.model.outcomes import Swept
 from veilmq.model.settings.queue import QueueKey
 from veilmq.store.sqlite import upkeep
 from veilmq.store.sqlite.tools import check
+from veilmq.testing.for_each import for_each
 
 CLIENTS = 40
 STEPS = 32
@@ -42,7 +43,7 @@ def life(key: QueueKey, step: int, messages: int) -> list[AnyCommand]:
             return [DeleteQueue(queue=key, origin=TESTER)]
 
 
-@pytest.mark.parametrize("messages", [1, 10])
+@for_each("messages", [1, 10], fresh="stage")
 def test_churn_does_not_outrun_the_sweeper(stage: Stage, messages: int) -> None:
     keys = [QueueKey(ACCOUNT, REGION, f"queue-{number}") for number in range(CLIENTS)]
     most = 0

@@ -1,6 +1,5 @@
 """What one batch does to large bodies on its own account: it is bounded by their bytes, not by their number alone."""
 
-import pytest
 from tests.support.contract.stage import TESTER, Stage, expect, sending
 
 from veilmq.model.commands import Receive, Sweep
@@ -11,6 +10,7 @@ from veilmq.model.settings.queue import QueueKey, RedrivePolicy
 from veilmq.store.sqlite import upkeep
 from veilmq.store.sqlite.leases.claims import DETOUR_BYTES, DETOURS_MAX, DETOURS_MIN, DETOURS_OF_BATCH
 from veilmq.store.sqlite.upkeep import trimming
+from veilmq.testing.for_each import for_each
 
 LARGE = 256 * 1024
 TEXT = "x" * LARGE
@@ -31,7 +31,7 @@ def left(stage: Stage, start: int, kind: str) -> int:
     return stage.kinds(start).count(kind)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@for_each("shape", SHAPES, fresh="stage")
 def test_receives_move_large_bodies_to_the_dead_letters_a_few_at_a_time(stage: Stage, shape: str) -> None:
     dead = stage.create("dead.fifo" if shape.endswith(".fifo") else "dead")
     queue = stage.create(shape, redrive=RedrivePolicy(dead, 1))
@@ -53,7 +53,7 @@ def test_receives_move_large_bodies_to_the_dead_letters_a_few_at_a_time(stage: S
     assert stage.counts(dead) == (COUNT, 0, 0)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@for_each("shape", SHAPES, fresh="stage")
 def test_receives_pass_large_dead_bodies_a_few_at_a_time(stage: Stage, shape: str) -> None:
     queue = stage.create(shape)
     fill(stage, queue, ttl_us=SECOND_US)

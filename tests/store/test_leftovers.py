@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import pytest
 from tests.support.contract.stage import TESTER, Stage, sending
 
 from veilmq.model.commands import StartMove, SuggestPlan
@@ -10,6 +9,7 @@ from veilmq.model.instant import HOUR_US, MINUTE_US, SECOND_US
 from veilmq.model.messages import Extras
 from veilmq.model.settings.queue import LeasePlan, RedrivePolicy
 from veilmq.store.sqlite.messages.sends import send_all
+from veilmq.testing.for_each import for_each
 
 FIXED = {"mark": 1, "last_number": 4, "secret": 1, "snapshot": 1, "redo_log": 1, "expiry_hold": 1}
 """Tables with a fixed number of rows."""
@@ -25,7 +25,7 @@ def rows(stage: Stage) -> dict[str, int]:
         return {name: connection.execute(f"SELECT count(*) FROM {name}").get for name in names}
 
 
-@pytest.mark.parametrize("fifo", [False, True])
+@for_each("fifo", [False, True], fresh="stage")
 def test_nothing_is_left_of_a_deleted_queue(stage: Stage, fifo: bool) -> None:
     suffix = ".fifo" if fifo else ""
     own = {"content_deduplication": True} if fifo else {}

@@ -17,6 +17,7 @@ from veilmq.store.reader import DamagedMessage
 from veilmq.store.sqlite.batch.quarantine import LINES_MAX
 from veilmq.store.sqlite.disk import connect
 from veilmq.store.sqlite.tools import check
+from veilmq.testing.for_each import for_each
 from veilmq.testing.replaying import replay
 
 PAGE_BYTES = 1 << 20
@@ -100,7 +101,7 @@ def test_pages_end_with_their_bounds_and_skip_other_queues(stage: Stage) -> None
     assert [each.queue for each in page(stage)[0]] == [second]
 
 
-@pytest.mark.parametrize("name", ["jobs", "jobs.fifo"])
+@for_each("name", ["jobs", "jobs.fifo"], fresh="stage")
 def test_a_drop_takes_one_message_and_the_books_balance(stage: Stage, name: str) -> None:
     queue = stage.create(name)
     extras = Extras(group="a")

@@ -23,6 +23,7 @@ from veilmq.store.sqlite.repair.repair import repair
 from veilmq.store.sqlite.store import SqliteStore
 from veilmq.store.sqlite.tools import check
 from veilmq.store.sqlite.tools.backup import backup
+from veilmq.testing.for_each import for_each
 
 
 def test_a_life_of_a_unflushed_message_is_no_transaction(stage: Stage) -> None:
@@ -140,7 +141,7 @@ def test_records_of_an_earlier_run_are_none(stage: Stage) -> None:
     assert len(stage.receive(queue, 10)) == 7
 
 
-@pytest.mark.parametrize("cut", [1, 5, 40, 120])
+@for_each("cut", [1, 5, 40, 120], fresh="stage")
 def test_a_torn_record_is_none(stage: Stage, cut: int) -> None:
     queue = started(stage)
     stage.send(queue, "whole")

@@ -24,6 +24,7 @@ from veilmq.store.sqlite.batch.memtable import BATCHES_MAX
 from veilmq.store.sqlite.disk import redo
 from veilmq.store.sqlite.disk.redo import file as redo_file
 from veilmq.store.sqlite.tools import check
+from veilmq.testing.for_each import for_each
 
 
 @pytest.fixture
@@ -148,8 +149,8 @@ class Interrupted(Exception):
     """As a signal's handler raises it, anywhere."""
 
 
-@pytest.mark.parametrize("statement", ["PRAGMA synchronous = 1", "BEGIN", "INSERT", "COMMIT", "PRAGMA synchronous = 2"])
-@pytest.mark.parametrize("when", ["before", "after"])
+@for_each("statement", ["PRAGMA synchronous = 1", "BEGIN", "INSERT", "COMMIT", "PRAGMA synchronous = 2"], fresh="stage")
+@for_each("when", ["before", "after"], fresh="stage")
 def test_a_settlement_that_is_interrupted_is_made_again(stage: Stage, statement: str, when: str) -> None:
     queue = started(stage)
     stage.send(queue, "one")

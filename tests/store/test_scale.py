@@ -45,6 +45,7 @@ from veilmq.store.sqlite.loading import load_queues
 from veilmq.store.sqlite.store import SqliteStore
 from veilmq.store.sqlite.upkeep import LOOKS_MAX
 from veilmq.store.sqlite.upkeep.jobs import move_tasks
+from veilmq.testing.for_each import for_each
 
 BATCH = 250
 LEASE_US = 30 * SECOND_US
@@ -152,7 +153,7 @@ def test_a_queue_that_is_looked_at_for_days_leaves_nothing_behind(stage: Stage) 
     assert len(queues_of(stage).expiry) <= 2 * 3
 
 
-@pytest.mark.parametrize("which", ["due", "expiry"])
+@for_each("which", ["due", "expiry"], fresh="stage")
 def test_bounds_that_fall_and_fall_are_forgotten_but_for_the_last(stage: Stage, which: str) -> None:
     known = queues_of(stage)
     for key in make(stage, 3):

@@ -25,6 +25,7 @@ from veilmq.store.sqlite.disk import connect
 from veilmq.store.sqlite.disk.rows import INSERT_MESSAGE
 from veilmq.store.sqlite.reading import oldest_sent, oldest_unflushed, peeks
 from veilmq.store.sqlite.tools import check
+from veilmq.testing.for_each import for_each
 
 
 def rows_of(stage: Stage) -> tuple[int, int, int]:
@@ -64,8 +65,8 @@ def test_a_sweep_gives_each_its_rows(stage: Stage) -> None:
     assert bodies(stage.receive(queue, 10)) == ["waits"]
 
 
-@pytest.mark.parametrize("deep", [0, memtable.DEPTH_MAX + 1])
-@pytest.mark.parametrize(
+@for_each("deep", [0, memtable.DEPTH_MAX + 1], fresh="stage")
+@for_each(
     "fields",
     [
         {},
@@ -77,6 +78,7 @@ def test_a_sweep_gives_each_its_rows(stage: Stage) -> None:
         {"extras": Extras((Attribute("a", "Binary", bytes(memtable.MESSAGE_BYTES_MAX)),), type="large")},
     ],
     ids=lambda fields: str(fields)[:40],
+    fresh="stage",
 )
 def test_who_begins_unflushed(stage: Stage, deep: int, fields: dict[str, Any]) -> None:
     queue = stage.create(message_bytes_max=1 << 20)

@@ -4,8 +4,6 @@ import base64
 from typing import Any
 from urllib.parse import quote
 
-import pytest
-
 from veilmq.model.settings.access import NamedAccount
 from veilmq.protocols.azure import addresses, call, fields
 from veilmq.testing.for_each import for_each
@@ -24,7 +22,7 @@ def test_a_right_signature(wire: Any, auth: str, path_style: bool) -> None:
         assert wire.put("/orders", auth=auth, path_style=path_style, secret=secret).status == 201
 
 
-@pytest.mark.parametrize("auth", ["SharedKey", "SharedKeyLite"])
+@for_each("auth", ["SharedKey", "SharedKeyLite"], fresh="wire")
 def test_a_wrong_key(wire: Any, auth: str) -> None:
     refused = wire.ask("GET", LIST, auth=auth, secret=b"another")
     assert (refused.status, refused.code) == (403, "AuthenticationFailed")
@@ -112,7 +110,7 @@ def test_a_signed_header_is_given_once(wire: Any, name: str, code: str | None) -
     assert wire.send(request).code == (code or "AuthenticationFailed"), "400 also where the signature cannot fit"
 
 
-@pytest.mark.parametrize(("version", "status"), [("2015-12-11", 201), ("2016-05-31", 403)])
+@for_each(("version", "status"), [("2015-12-11", 201), ("2016-05-31", 403)], fresh="wire")
 def test_empty_headers_are_left_out_before_their_version(wire: Any, version: str, status: int) -> None:
     request = wire.request("PUT", "/orders", headers={"x-ms-meta-a": "", "x-ms-meta-b": "1"}, version=version)
     said = _texts(request.headers)
@@ -123,7 +121,7 @@ def test_empty_headers_are_left_out_before_their_version(wire: Any, version: str
     assert wire.ask("PUT", "/two", headers={"x-ms-meta-a": ""}, version="2016-05-31").status == 201
 
 
-@pytest.mark.parametrize("auth", ["SharedKey", "SharedKeyLite"])
+@for_each("auth", ["SharedKey", "SharedKeyLite"], fresh="wire")
 def test_the_secondary_is_signed_with_or_without_its_suffix(wire: Any, auth: str) -> None:
     target = "/examplename-secondary/?comp=list"
     assert wire.ask("GET", target, auth=auth).status == 200, "as it is sent"
@@ -137,7 +135,7 @@ def test_the_secondary_is_signed_with_or_without_its_suffix(wire: Any, auth: str
     assert wire.send(request).code == "AuthenticationFailed", "not the other way round"
 
 
-@pytest.mark.parametrize("auth", ["SharedKey", "SharedKeyLite"])
+@for_each("auth", ["SharedKey", "SharedKeyLite"], fresh="wire")
 def test_a_queue_named_like_a_secondary_is_signed_with_its_whole_name(wire: Any, auth: str) -> None:
     request = wire.request("PUT", "/orders", auth=auth)
     request.target = request.target.replace(b"/orders", b"/orders-secondary")

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import pytest
-
 from veilmq.model.instant import SECOND_US
 from veilmq.model.settings.queue import QueueKey, RedrivePolicy
 from veilmq.server.port import call_by_own_names
@@ -231,7 +229,7 @@ def test_rate_policies(wire: Any) -> None:
     assert wire.ask("GET", QUEUE).text("TenantRateLimitPolicy") is None
 
 
-@pytest.mark.parametrize("count", [1, 1_000_000])
+@for_each("count", [1, 1_000_000], fresh="wire")
 def test_rates_up_to_the_limit(wire: Any, count: int) -> None:
     assert wire.ask("PUT", "/queues/new", f"<Queue>{rate(count)}</Queue>").status == 201
 

@@ -179,7 +179,7 @@ def v4(
     return wire.send(plain)
 
 
-@pytest.mark.parametrize("algorithm", ["", "APSARA"])
+@for_each("algorithm", ["", "APSARA"], fresh="wire")
 def test_v4_signs_requests(wire: Any, algorithm: str) -> None:
     assert (
         v4(wire, "POST", MESSAGES, "<Message><MessageBody>x</MessageBody></Message>", algorithm=algorithm).status == 201

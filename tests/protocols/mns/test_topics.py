@@ -365,7 +365,7 @@ def test_a_push_waits_and_is_counted(topic: Any) -> None:
     assert topic.ask("GET", "/queues/news%2Fpush").code == "InvalidRequestURL"
 
 
-@pytest.mark.parametrize("first", ["subscription", "settings"])
+@for_each("first", ["subscription", "settings"], fresh="wire")
 def test_a_push_does_not_wait_where_the_account_keeps_its_settings(wire: Any, first: str) -> None:
     bucket = "<Account><LoggingBucket>mine</LoggingBucket></Account>"
     assert ACCOUNT_QUEUE in SETTINGS_QUEUES

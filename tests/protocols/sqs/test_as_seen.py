@@ -331,7 +331,7 @@ def test_a_dead_letter_keeps_its_times(served: Any, client: Any, url: str) -> No
     assert times[0] > int(first["Attributes"]["ApproximateFirstReceiveTimestamp"])
 
 
-@pytest.mark.parametrize("group", [None, ""])
+@for_each("group", [None, ""], fresh="served")
 def test_a_fifo_batch_with_an_entry_that_names_no_group_is_refused_as_a_whole(
     served: Any, client: Any, group: str | None
 ) -> None:

@@ -96,7 +96,7 @@ class TestSources:
 class TestRedriveAllowPolicy:
     """Who may name a queue as its dead-letter queue."""
 
-    @pytest.mark.parametrize(
+    @for_each(
         ("policy", "taken"),
         [
             ({"redrivePermission": "allowAll"}, True),
@@ -104,6 +104,7 @@ class TestRedriveAllowPolicy:
             ({"redrivePermission": "byQueue", "sourceQueueArns": [arn("jobs")]}, True),
             ({"redrivePermission": "byQueue", "sourceQueueArns": [arn("other")]}, False),
         ],
+        fresh="served",
     )
     def test_it_is_kept(self, served: Any, client: Any, policy: dict[str, Any], taken: bool) -> None:
         create(client, "dead", RedriveAllowPolicy=json.dumps(policy))

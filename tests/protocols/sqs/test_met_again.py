@@ -4,7 +4,6 @@ import json
 from typing import Any
 
 import msgspec
-import pytest
 
 from veilmq.model.commands import ChangeQueue, DeleteQueue, DescribeQueue, Origin
 from veilmq.model.settings.access import Action, Grant
@@ -95,8 +94,8 @@ def test_a_condition_of_true_is_not_one_of_1() -> None:
     assert spelled_as({name: policy(True)}, {name: policy(True) + " "}) == {name: policy(True) + " "}
 
 
-@pytest.mark.parametrize("key", [{}, {"KmsMasterKeyId": "alias/mine"}])
-@pytest.mark.parametrize("period", ["300", "0300"])
+@for_each("key", [{}, {"KmsMasterKeyId": "alias/mine"}], fresh="served")
+@for_each("period", ["300", "0300"], fresh="served")
 def test_the_default_reuse_period_spelled_out_is_the_same(
     served: Any, client: Any, key: dict[str, str], period: str
 ) -> None:

@@ -1,12 +1,12 @@
 """Accounts and regions: the same name elsewhere is another queue."""
 
-import pytest
 from tests.support.contract.stage import ACCOUNT, REGION, TESTER, Stage, bodies, expect, refused, sending
 
 from veilmq.model.commands import ListQueues
 from veilmq.model.errors import QueueMissing, ReceiptInvalid
 from veilmq.model.outcomes import QueuesListed
 from veilmq.model.settings.queue import QueueKey
+from veilmq.testing.for_each import for_each
 
 OTHERS = (QueueKey("111111111111", REGION, "jobs"), QueueKey(ACCOUNT, "eu-west-1", "jobs"))
 
@@ -14,7 +14,7 @@ OTHERS = (QueueKey("111111111111", REGION, "jobs"), QueueKey(ACCOUNT, "eu-west-1
 class TestAccounts:
     """Accounts and regions."""
 
-    @pytest.mark.parametrize("other", OTHERS, ids=str)
+    @for_each("other", OTHERS, ids=str, fresh="stage")
     def test_nobody_sees_anothers_queue(self, stage: Stage, other: QueueKey) -> None:
         mine = stage.create()
         stage.send(mine)
@@ -25,7 +25,7 @@ class TestAccounts:
         listed = stage.do(ListQueues(origin=TESTER, account=other.account, region=other.region))
         assert expect(listed, QueuesListed).queues == []
 
-    @pytest.mark.parametrize("other", OTHERS, ids=str)
+    @for_each("other", OTHERS, ids=str, fresh="stage")
     def test_two_queues_of_one_name_share_nothing(self, stage: Stage, other: QueueKey) -> None:
         mine = stage.create()
         theirs = stage.create(other.name, other.account, other.region, delay_us=0)

@@ -1,6 +1,5 @@
 """Receives: one lease at a time, in order, at most as many messages as requested."""
 
-import pytest
 from tests.support.contract.stage import ACCOUNT, REGION, TESTER, Stage, bodies, expect, refused, sending
 
 from veilmq.model.commands import Delete, Extend, Receive, Sweep
@@ -101,7 +100,7 @@ class TestClaims:
             assert (message.receive_count, message.first_received) == (count, start)
             stage.later(SECOND_US)
 
-    @pytest.mark.parametrize("kill", [False, True])
+    @for_each("kill", [False, True], fresh="stage")
     def test_the_receive_count_survives_a_reopening(self, stage: Stage, kill: bool) -> None:
         queue = stage.create()
         stage.send(queue)
@@ -133,7 +132,7 @@ class TestClaims:
         stage.later(30 * SECOND_US)
         assert len(stage.receive(queue, 10, in_flight_max=3)) == 3, "leases that ended take no room"
 
-    @pytest.mark.parametrize("end", ["delete", "release", "expire"])
+    @for_each("end", ["delete", "release", "expire"], fresh="stage")
     def test_who_waits_at_the_cap_gets_nothing_and_is_told_when_one_in_flight_ends(
         self, stage: Stage, end: str
     ) -> None:

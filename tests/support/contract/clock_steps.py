@@ -8,6 +8,7 @@ from veilmq.model.events import HistoryTrimmed
 from veilmq.model.instant import DAY_US, HOUR_US, MINUTE_US, SECOND_US
 from veilmq.model.outcomes import ClockChecked, Deleted
 from veilmq.model.settings.queue import QueueKey
+from veilmq.testing.for_each import for_each
 
 STEP_US = 10 * DAY_US
 
@@ -43,7 +44,7 @@ def fill(stage: Stage, name: str = "jobs") -> QueueKey:
 class TestClockSteps:
     """Steps of the clock at a start."""
 
-    @pytest.mark.parametrize("kill", [False, True])
+    @for_each("kill", [False, True], fresh="stage")
     def test_a_step_expires_nothing_until_it_is_accepted(self, stage: Stage, kill: bool) -> None:
         queue = fill(stage)
         restart(stage, STEP_US, kill=kill)
@@ -87,7 +88,7 @@ class TestClockSteps:
         restart(stage, STEP_US)
         assert sorted(bodies(stage.receive(queue, 10))) == ["delayed", "leased"]
 
-    @pytest.mark.parametrize("step_us", [SECOND_US, HOUR_US])
+    @for_each("step_us", [SECOND_US, HOUR_US], fresh="stage")
     def test_a_settable_step_is_taken_at_once(self, stage: Stage, step_us: int) -> None:
         queue = stage.create()
         stage.send(queue, "short", ttl_us=step_us)

@@ -7,12 +7,13 @@ from tests.support.contract.stage import Stage, bodies, refused
 from veilmq.model.errors import MessageGone
 from veilmq.model.instant import DAY_US, HOUR_US, SECOND_US
 from veilmq.model.messages import id_text
+from veilmq.testing.for_each import for_each
 
 
 class TestDamage:
     """Damage."""
 
-    @pytest.mark.parametrize("leased", [False, True])
+    @for_each("leased", [False, True], fresh="stage")
     def test_a_damaged_message_is_quarantined_with_an_event(self, stage: Stage, leased: bool) -> None:
         queue = stage.create()
         damaged = stage.send(queue, "damaged")

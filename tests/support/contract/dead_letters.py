@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import pytest
 from tests.support.contract.stage import ACCOUNT, REGION, TESTER, Stage, bodies, refused
 
 from veilmq.model.commands import ChangeQueue, Receive
@@ -24,7 +23,7 @@ def _pair(stage: Stage, receive_count_max: int = 2, **target: Any) -> tuple[Queu
 class TestDeadLetters:
     """Dead letters."""
 
-    @pytest.mark.parametrize("kill", [False, True])
+    @for_each("kill", [False, True], fresh="stage")
     def test_the_receive_that_would_be_one_too_many_moves_the_message(self, stage: Stage, kill: bool) -> None:
         queue, dead = _pair(stage)
         sent = stage.send(queue, "poison", priority=5)
@@ -54,7 +53,7 @@ class TestDeadLetters:
         assert bodies(stage.receive(queue, 3)) == ["3", "4"]
         assert bodies(stage.receive(dead, 10)) == ["0", "1", "2"]
 
-    @pytest.mark.parametrize("group", [None, "a"])
+    @for_each("group", [None, "a"], fresh="stage")
     def test_a_queue_may_be_its_own_dead_letter_queue(self, stage: Stage, group: str | None) -> None:
         queue = stage.create()
         stage.change(queue, redrive=RedrivePolicy(queue, 1))

@@ -1,6 +1,5 @@
 """Delays: a message is never visible early, and afterwards behaves like any other."""
 
-import pytest
 from tests.support.contract.stage import Stage, bodies, expect, refused
 
 from veilmq.model.errors import LeaseTaken
@@ -12,7 +11,7 @@ from veilmq.testing.for_each import for_each
 class TestDelays:
     """Delays."""
 
-    @pytest.mark.parametrize("kill", [None, False, True])
+    @for_each("kill", [None, False, True], fresh="stage")
     def test_a_message_comes_at_the_end_of_its_delay_and_not_before(self, stage: Stage, kill: bool | None) -> None:
         queue = stage.create(delay_us=10 * SECOND_US)
         stage.send(queue)

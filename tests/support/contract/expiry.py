@@ -70,7 +70,7 @@ class TestExpiry:
             assert stage.counts(queue) == (left, 0, 0)
             stage.later(1)
 
-    @pytest.mark.parametrize("kill", [None, True])
+    @for_each("kill", [None, True], fresh="stage")
     def test_the_queues_retention_of_today_counts(self, stage: Stage, kill: bool | None) -> None:
         queue = stage.create(retention_us=DAY_US)
         stage.send(queue, "plain")
@@ -144,7 +144,7 @@ class TestExpiry:
             got += bodies(stage.receive(queue, 1))
         assert got == ["alive"]
 
-    @pytest.mark.parametrize("group", [None, "a"])
+    @for_each("group", [None, "a"], fresh="stage")
     def test_a_receive_that_meets_the_dead_gives_no_more_than_was_asked_for(
         self, stage: Stage, group: str | None
     ) -> None:
@@ -154,7 +154,7 @@ class TestExpiry:
         stage.later(SECOND_US)
         assert len(stage.receive(queue, 3)) == 3
 
-    @pytest.mark.parametrize("state", ["ready", "delayed", "in flight"])
+    @for_each("state", ["ready", "delayed", "in flight"], fresh="stage")
     def test_the_sweeper_comes_again_for_what_it_left(self, stage: Stage, state: str) -> None:
         queue = stage.create()
         _put(stage, queue, state, HOUR_US)

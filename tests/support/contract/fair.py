@@ -2,7 +2,6 @@
 
 from collections import Counter
 
-import pytest
 from tests.support.contract.stage import TESTER, Stage, bodies, expect, sending
 
 from veilmq.model.commands import AnyCommand, Receive
@@ -10,6 +9,7 @@ from veilmq.model.instant import HOUR_US, MINUTE_US, SECOND_US
 from veilmq.model.messages import Delivery, Extras
 from veilmq.model.outcomes import Deleted, Extended, Sent
 from veilmq.model.settings.queue import QueueKey, RedrivePolicy
+from veilmq.testing.for_each import for_each
 
 LEASE_US = 30 * SECOND_US
 
@@ -103,7 +103,7 @@ class TestFair:
         stage.later(SECOND_US)
         assert bodies(stage.receive(queue, 10)) == ["a3", "a1"]
 
-    @pytest.mark.parametrize("number", [1, 3])
+    @for_each("number", [1, 3], fresh="stage")
     def test_a_tenant_whose_first_message_is_delayed_is_known_in_the_same_batch(
         self, stage: Stage, number: int
     ) -> None:
@@ -131,7 +131,7 @@ class TestFair:
                 stage.send(queue, f"{priority}{group or ''}", priority=priority, extras=Extras(group=group))
         assert bodies(stage.receive(queue, 10)) == ["1", "1a", "8a", "8", "16", "16a"]
 
-    @pytest.mark.parametrize("kill", [False, True])
+    @for_each("kill", [False, True], fresh="stage")
     def test_tenants_are_as_they_were_after_a_reopening(self, stage: Stage, kill: bool) -> None:
         queue = stage.create()
         put(stage, queue, "a1", "a2", "a3", "b1", "-1", "-2")

@@ -11,6 +11,7 @@ from veilmq.model.instant import HOUR_US, MINUTE_US, SECOND_US
 from veilmq.model.messages import Delivery, Extras
 from veilmq.model.outcomes import Deleted, Extended, Sent
 from veilmq.model.settings.queue import DeduplicationScope, QueueKey
+from veilmq.testing.for_each import for_each
 
 LEASE_US = 30 * SECOND_US
 
@@ -59,7 +60,7 @@ class TestFifo:
         clear(stage, queue, [first])
         assert bodies(stage.receive(queue, 10)) == ["a3", "a4"]
 
-    @pytest.mark.parametrize("per_group", [False, True])
+    @for_each("per_group", [False, True], fresh="stage")
     def test_one_that_is_released_comes_at_once_and_alone_while_later_ones_are_in_flight(
         self, stage: Stage, per_group: bool
     ) -> None:
@@ -90,7 +91,7 @@ class TestFifo:
         expect(stage.extend(queue, third.handle, 0), Extended)
         assert stage.receive(queue, 10) == [], "a2 is in flight again"
 
-    @pytest.mark.parametrize("sweep", [False, True])
+    @for_each("sweep", [False, True], fresh="stage")
     def test_a_lease_that_ends_waits_behind_one_that_was_extended(self, stage: Stage, sweep: bool) -> None:
         queue = fifo(stage)
         put(stage, queue, "a1", "a2", "a3", "a4")
@@ -255,7 +256,7 @@ class TestFifo:
         assert type(stage.delete(queue, held.handle)) is not Deleted
         assert stage.take(queue, lease_us=1).body == "a2"
 
-    @pytest.mark.parametrize("groups", [1, 300])
+    @for_each("groups", [1, 300], fresh="stage")
     def test_dead_messages_are_swept_from_groups(self, stage: Stage, groups: int) -> None:
         queue = fifo(stage, retention_us=MINUTE_US)
         for number in range(300):
@@ -313,7 +314,7 @@ class TestFifo:
         stage.sweep()
         assert stage.factory.rows(stage.store) == 1
 
-    @pytest.mark.parametrize("kill", [False, True])
+    @for_each("kill", [False, True], fresh="stage")
     def test_everything_is_there_after_a_reopening(self, stage: Stage, kill: bool) -> None:
         queue = fifo(stage)
         put(stage, queue, "a1", "a2", "b1", "c1", "c2")

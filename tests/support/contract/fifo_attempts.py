@@ -1,6 +1,5 @@
 """Receive attempts: the same id gets the same messages again, or a refusal if one of them changed."""
 
-import pytest
 from tests.support.contract.fifo import clear, fifo, put
 from tests.support.contract.stage import TESTER, Stage, bodies, expect, refused
 
@@ -10,6 +9,7 @@ from veilmq.model.instant import HOUR_US, MINUTE_US, SECOND_US
 from veilmq.model.messages import Delivery, Extras
 from veilmq.model.outcomes import Deleted, Extended
 from veilmq.model.settings.queue import Adaptive, LeasePlan, QueueKey, RedrivePolicy
+from veilmq.testing.for_each import for_each
 
 LEASE_US = 30 * SECOND_US
 WINDOW_US = 5 * MINUTE_US
@@ -28,7 +28,7 @@ def handles(messages: list[Delivery]) -> list[str]:
 class TestFifoAttempts:
     """Receive attempts."""
 
-    @pytest.mark.parametrize("kill", [None, False, True])
+    @for_each("kill", [None, False, True], fresh="stage")
     def test_the_same_messages_come_again_under_the_same_handles(self, stage: Stage, kill: bool | None) -> None:
         queue = fifo(stage)
         put(stage, queue, "a1", "a2", "a3", "b1")
@@ -67,7 +67,7 @@ class TestFifoAttempts:
         assert stage.receive(queue) == []
         clear(stage, queue, [again])
 
-    @pytest.mark.parametrize("hint_us", [None, MINUTE_US])
+    @for_each("hint_us", [None, MINUTE_US], fresh="stage")
     def test_a_replay_that_names_none_has_the_planned_lease_again(self, stage: Stage, hint_us: int | None) -> None:
         queue = fifo(stage, adaptive=Adaptive.APPLY)
         plan = LeasePlan(lease_us=10 * MINUTE_US, by_type={"film": HOUR_US})
@@ -108,7 +108,7 @@ class TestFifoAttempts:
         assert bodies(ask(stage, queue, "x")) == ["a1", "a2"]
         assert ask(stage, queue, "z") == []
 
-    @pytest.mark.parametrize("change", ["delete", "extend", "release", "undeliver"])
+    @for_each("change", ["delete", "extend", "release", "undeliver"], fresh="stage")
     def test_once_one_has_changed_it_is_refused_for_five_minutes(self, stage: Stage, change: str) -> None:
         queue = fifo(stage)
         put(stage, queue, "a1", "a2", "b1")
@@ -154,7 +154,7 @@ class TestFifoAttempts:
         assert again.handle != first.handle
         assert again.receive_count == 2
 
-    @pytest.mark.parametrize("sweep", [False, True])
+    @for_each("sweep", [False, True], fresh="stage")
     def test_an_id_is_good_for_five_minutes(self, stage: Stage, sweep: bool) -> None:
         queue = fifo(stage)
         put(stage, queue, "a1", "b1")

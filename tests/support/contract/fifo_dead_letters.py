@@ -3,7 +3,6 @@
 from typing import Any
 from uuid import UUID
 
-import pytest
 from tests.support.contract.fifo import clear, fifo, put
 from tests.support.contract.stage import TESTER, Stage, bodies, refused
 
@@ -12,6 +11,7 @@ from veilmq.model.errors import RedriveRefused
 from veilmq.model.instant import HOUR_US, SECOND_US
 from veilmq.model.messages import Extras
 from veilmq.model.settings.queue import QueueKey, RedrivePolicy
+from veilmq.testing.for_each import for_each
 
 LEASE_US = SECOND_US
 
@@ -31,7 +31,7 @@ def fail(stage: Stage, queue: QueueKey, count: int = 1) -> None:
 class TestFifoDeadLetters:
     """Dead letters of FIFO queues."""
 
-    @pytest.mark.parametrize("kill", [False, True])
+    @for_each("kill", [False, True], fresh="stage")
     def test_the_next_of_the_group_takes_its_place_in_the_same_receive(self, stage: Stage, kill: bool) -> None:
         queue, dead = pair(stage)
         (sent, *_) = put(stage, queue, "a1", "a2", "a3", "b1")
@@ -126,7 +126,7 @@ class TestFifoDeadLetters:
         clear(stage, queue, [second])
         assert bodies(stage.receive(queue, 10)) == ["a3"]
 
-    @pytest.mark.parametrize("count", [1, 3, 10])
+    @for_each("count", [1, 3, 10], fresh="stage")
     def test_a_queue_may_be_its_own_dead_letter_queue(self, stage: Stage, count: int) -> None:
         queue = fifo(stage)
         stage.change(queue, redrive=RedrivePolicy(queue, 1))

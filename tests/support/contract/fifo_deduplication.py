@@ -77,7 +77,7 @@ class TestFifoDeduplication:
         assert give(stage, queue, "two", "x").id == first.id
         assert stage.counts(queue) == (0, 0, 0)
 
-    @pytest.mark.parametrize("by_group", [False, True])
+    @for_each("by_group", [False, True], fresh="stage")
     def test_a_purge_forgets_it(self, stage: Stage, by_group: bool) -> None:
         queue = fifo(stage, **({"deduplication_scope": DeduplicationScope.GROUP} if by_group else {}))
         give(stage, queue, "one", "x")
@@ -146,7 +146,7 @@ class TestFifoDeduplication:
         assert not give(stage, queue, "one", "x", "b").duplicate
         assert give(stage, queue, "two", "x", "a").duplicate
 
-    @pytest.mark.parametrize("kill", [False, True])
+    @for_each("kill", [False, True], fresh="stage")
     def test_a_change_of_the_scope_forgets_nothing(self, stage: Stage, kill: bool) -> None:
         queue = fifo(stage)
         first = give(stage, queue, "one", "x", "a")

@@ -1,6 +1,5 @@
 """The delay of FIFO queues: a message's own from its send on, and the queue's current one."""
 
-import pytest
 from tests.support.contract.fifo import clear, fifo, put
 from tests.support.contract.stage import TESTER, Stage, bodies, expect
 
@@ -8,6 +7,7 @@ from veilmq.model.commands import Delete
 from veilmq.model.instant import HOUR_US, SECOND_US
 from veilmq.model.messages import Extras
 from veilmq.model.outcomes import Extended
+from veilmq.testing.for_each import for_each
 
 
 class TestFifoDelay:
@@ -26,7 +26,7 @@ class TestFifoDelay:
         stage.later(SECOND_US // 2)
         assert bodies(stage.receive(queue, 10)) == ["b1"], "a1 is in flight"
 
-    @pytest.mark.parametrize("identity", [None, "id"])
+    @for_each("identity", [None, "id"], fresh="stage")
     def test_a_delay_of_0_is_none_of_the_messages_own(self, stage: Stage, identity: str | None) -> None:
         queue = fifo(stage, delay_us=SECOND_US)
         stage.send(queue, delay_us=0, extras=Extras(group="a", deduplication_id=identity))
@@ -58,7 +58,7 @@ class TestFifoDelay:
         stage.later(SECOND_US)
         assert bodies(stage.receive(queue, 10)) == ["a2", "a3"]
 
-    @pytest.mark.parametrize("kill", [False, True])
+    @for_each("kill", [False, True], fresh="stage")
     def test_delays_go_on_over_a_reopening(self, stage: Stage, kill: bool) -> None:
         queue = fifo(stage, delay_us=SECOND_US)
         put(stage, queue, "a1", "a2")
@@ -79,7 +79,7 @@ class TestFifoDelay:
         stage.later(SECOND_US)
         assert bodies(stage.receive(queue, 10)) == ["a1", "b1"]
 
-    @pytest.mark.parametrize("sweep", [False, True])
+    @for_each("sweep", [False, True], fresh="stage")
     def test_a_change_acts_on_what_is_there(self, stage: Stage, sweep: bool) -> None:
         queue = fifo(stage, delay_us=SECOND_US)
         put(stage, queue, "a1", "b1")

@@ -1,6 +1,5 @@
 """Receipt handles: unforgeable, valid for one queue and one incarnation."""
 
-import pytest
 from tests.support.contract.stage import Stage, expect, refused
 
 from veilmq.model.errors import ReceiptInvalid
@@ -60,7 +59,7 @@ class TestHandles:
         assert stage.events(start) == []
         assert stage.counts(two) == (0, 0, 1)
 
-    @pytest.mark.parametrize("reopened", [False, True])
+    @for_each("reopened", [False, True], fresh="stage")
     def test_a_queue_created_again_honours_no_old_handle(self, stage: Stage, reopened: bool) -> None:
         queue = stage.create()
         first = stage.describe(queue).incarnation

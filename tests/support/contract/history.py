@@ -9,6 +9,7 @@ from veilmq.model.events import HistoryTrimmed
 from veilmq.model.instant import DAY_US, HOUR_US, MINUTE_US, SECOND_US
 from veilmq.model.messages import Extras, id_text
 from veilmq.model.settings.queue import QueueKey, RedrivePolicy
+from veilmq.testing.for_each import for_each
 from veilmq.testing.replaying import replay
 
 
@@ -114,7 +115,7 @@ class TestHistory:
         assert followed.at == stage.now
         assert stage.kinds().count("lease_expired") == 1
 
-    @pytest.mark.parametrize("ended", ["released", "expired"])
+    @for_each("ended", ["released", "expired"], fresh="stage")
     def test_a_lease_that_is_taken_up_again_is_an_event_of_its_own(self, stage: Stage, ended: str) -> None:
         queue = stage.create()
         stage.send(queue)
@@ -145,7 +146,7 @@ class TestHistory:
         stage.delete(queue, message.handle, arrived=arrived)
         assert "lease_expired" not in stage.kinds()
 
-    @pytest.mark.parametrize("reason", ["stale", "gone", "expired"])
+    @for_each("reason", ["stale", "gone", "expired"], fresh="stage")
     def test_a_refusal_has_the_handles_attempt_and_the_reason(self, stage: Stage, reason: str) -> None:
         queue = stage.create()
         stage.send(queue)

@@ -52,7 +52,7 @@ class TestLeases:
         stage.later(SECOND_US)
         assert stage.take(queue).id == message.id
 
-    @pytest.mark.parametrize("refusal", [{"lease_total_us_max": LEASE_US}, {"size_bytes": 11}])
+    @for_each("refusal", [{"lease_total_us_max": LEASE_US}, {"size_bytes": 11}], fresh="stage")
     def test_a_late_extension_that_is_refused_tells_that_the_message_is_visible(
         self, stage: Stage, refusal: dict[str, Any]
     ) -> None:
@@ -83,7 +83,7 @@ class TestLeases:
         assert stage.counts(queue) == (1, 0, 0)
         assert stage.take(queue).receive_count == 2
 
-    @pytest.mark.parametrize("kill", [False, True])
+    @for_each("kill", [False, True], fresh="stage")
     def test_a_lease_survives_a_reopening(self, stage: Stage, kill: bool) -> None:
         queue = stage.create()
         stage.send(queue)
@@ -131,7 +131,7 @@ class TestLeases:
             stage.later(LEASE_US)
             assert stage.take(queue).receive_count == 2
 
-    @pytest.mark.parametrize("after_expiry", [ALLOW, REFUSE])
+    @for_each("after_expiry", [ALLOW, REFUSE], fresh="stage")
     def test_a_stale_handle_changes_nothing_even_if_it_arrived_in_time(
         self, stage: Stage, after_expiry: AfterExpiry
     ) -> None:

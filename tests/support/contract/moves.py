@@ -22,6 +22,7 @@ from veilmq.model.moves import (
 )
 from veilmq.model.outcomes import MoveCancelled, MovesListed, MoveStarted
 from veilmq.model.settings.queue import FIFO_SUFFIX, QueueKey, RedrivePolicy
+from veilmq.testing.for_each import for_each
 
 LEASE_US = SECOND_US
 
@@ -133,7 +134,7 @@ class TestMoves:
         assert stage.batch([Sweep()]).visible[queue] == 1
         assert stage.batch([Receive(queue=queue, origin=TESTER)]).outcomes[0].messages  # type: ignore[union-attr]
 
-    @pytest.mark.parametrize("rate", [1, 7, MOVES_PER_SECOND_MAX])
+    @for_each("rate", [1, 7, MOVES_PER_SECOND_MAX], fresh="stage")
     def test_the_rate_is_kept_by_the_lease_clock(self, stage: Stage, rate: int) -> None:
         dead = stage.create("dead")
         stage.create("jobs", redrive=RedrivePolicy(dead, 1))
@@ -226,7 +227,7 @@ class TestMoves:
         assert (ended.status, ended.failure, ended.moved) == (MoveStatus.FAILED, MoveFailure.QUEUE_MISSING, 0)
         assert stage.counts(dead)[0] == 2
 
-    @pytest.mark.parametrize("attributes", [(), (Attribute("a", "String", "x" * 600),)])
+    @for_each("attributes", [(), (Attribute("a", "String", "x" * 600),)], fresh="stage")
     def test_a_task_fails_at_a_message_that_is_too_large_for_its_destination(
         self, stage: Stage, attributes: tuple[Attribute, ...]
     ) -> None:

@@ -1,6 +1,5 @@
 """Purges and deletions of queues: all messages disappear at once, and space is reclaimed in bounded steps."""
 
-import pytest
 from tests.support.contract.stage import ACCOUNT, REGION, Stage, bodies, expect, refused, sending
 
 from veilmq.model.commands import Sweep
@@ -8,6 +7,7 @@ from veilmq.model.errors import MessageGone, PurgeInProgress, QueueMissing
 from veilmq.model.instant import MINUTE_US, SECOND_US
 from veilmq.model.outcomes import Purged, QueueDeleted, Swept
 from veilmq.model.settings.queue import QueueKey
+from veilmq.testing.for_each import for_each
 
 
 def _fill(stage: Stage, queue: QueueKey) -> str:
@@ -26,7 +26,7 @@ def _fill(stage: Stage, queue: QueueKey) -> str:
 class TestPurge:
     """Purges."""
 
-    @pytest.mark.parametrize("kill", [None, True])
+    @for_each("kill", [None, True], fresh="stage")
     def test_a_purge_takes_messages_in_every_place(self, stage: Stage, kill: bool | None) -> None:
         queue, other = stage.create(), stage.create("other")
         handle = _fill(stage, queue)
@@ -61,7 +61,7 @@ class TestPurge:
         assert stage.kinds(start) == ["purged"]
         assert stage.events(start)[0].detail == {"count": 6, "watermark": last}
 
-    @pytest.mark.parametrize("reopened", [False, True])
+    @for_each("reopened", [False, True], fresh="stage")
     def test_a_second_purge_waits_out_the_cool_down(self, stage: Stage, reopened: bool) -> None:
         queue = stage.create()
         stage.purge(queue, cooldown_us=MINUTE_US)
@@ -75,7 +75,7 @@ class TestPurge:
         stage.later(MINUTE_US)
         expect(stage.purge(queue, cooldown_us=MINUTE_US), Purged)
 
-    @pytest.mark.parametrize("drop", [False, True])
+    @for_each("drop", [False, True], fresh="stage")
     def test_a_big_queue_is_swept_in_bounded_steps(self, stage: Stage, drop: bool) -> None:
         queue = stage.create()
         for start in range(0, 2_000, 250):

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import pytest
 from tests.support.contract.stage import ACCOUNT, REGION, TESTER, Stage, expect, refused
 
 from veilmq.model.commands import ChangeQueue, CreateQueue, DescribeQueue, ListQueues
@@ -10,6 +9,7 @@ from veilmq.model.errors import QueueDeletedRecently, QueueExists, QueueMissing,
 from veilmq.model.instant import HOUR_US, MINUTE_US, SECOND_US
 from veilmq.model.outcomes import Outcome, QueueChanged, QueueCreated, QueueDeleted, QueuesListed
 from veilmq.model.settings.queue import QueueKey, QueueSettings, RedrivePolicy, XmlBody
+from veilmq.testing.for_each import for_each
 from veilmq.testing.replaying import replay
 
 KEY = QueueKey(ACCOUNT, REGION, "jobs")
@@ -94,7 +94,7 @@ class TestQueues:
         late = ChangeQueue(queue=KEY, origin=TESTER, change={"delay_us": 5}, if_version=info.version)
         assert not expect(stage.do(late), QueueChanged).changed, "the version of a queue that is no more"
 
-    @pytest.mark.parametrize("kill", [None, True])
+    @for_each("kill", [None, True], fresh="stage")
     def test_a_deleted_queue_is_gone_with_its_messages(self, stage: Stage, kill: bool | None) -> None:
         stage.create()
         for _ in range(3):

@@ -19,7 +19,7 @@ ENDS = ("lease_expired", "expired_after_change", "retry_due")
 class TestRetries:
     """What an extend was for, and how the lease that it gave ends."""
 
-    @pytest.mark.parametrize("fifo", [False, True])
+    @for_each("fifo", [False, True], fresh="stage")
     def test_a_release_for_retry_comes_back_when_its_delay_is_over(self, stage: Stage, fifo: bool) -> None:
         queue = stage.create("jobs.fifo" if fifo else "jobs", fifo=fifo, content_deduplication=fifo)
         stage.send(queue, extras=Extras(group="g") if fifo else Extras())

@@ -2,7 +2,6 @@
 
 from uuid import RFC_4122, UUID
 
-import pytest
 from tests.support.contract.stage import ACCOUNT, REGION, Stage, bodies, refused, sending
 
 from veilmq.model.errors import MessageTooLarge, QueueMissing
@@ -70,7 +69,7 @@ class TestSends:
         ids = [UUID(bytes=stage.send(queue).id) for _ in range(20)]
         assert {(each.variant, each.version) for each in ids} == {(RFC_4122, 4)}
 
-    @pytest.mark.parametrize("kill", [False, True])
+    @for_each("kill", [False, True], fresh="stage")
     def test_sequences_grow_across_a_reopening_even_if_the_messages_are_gone(self, stage: Stage, kill: bool) -> None:
         queue = stage.create()
         last = max(stage.send(queue).sequence for _ in range(3))

@@ -305,7 +305,7 @@ class TestTopics:
         assert expect(stage.do(publishing()), Published).copies == 1
         assert stage.events()[-1].detail == {"topic": str(NEWS), "copies": 1, "left_out": 1}
 
-    @pytest.mark.parametrize("why", ["deleted", "too small"])
+    @for_each("why", ["deleted", "too small"], fresh="stage")
     def test_what_a_queue_cannot_take_is_a_dead_letter(self, stage: Stage, why: str) -> None:
         bad, dead = stage.create("bad"), stage.create("dead")
         create(stage)

@@ -103,7 +103,7 @@ class TestTurns:
         assert bodies(stage.peek(queue)) == ["high 2", "high 1", "low"]
         assert bodies(stage.receive(queue, 10)) == ["high 2", "high 1", "low"]
 
-    @pytest.mark.parametrize("kill", [False, True])
+    @for_each("kill", [False, True], fresh="stage")
     def test_turns_are_as_they_were_after_a_reopening(self, stage: Stage, kill: bool) -> None:
         queue = stage.create()
         for number in range(4):
@@ -140,7 +140,7 @@ class TestTurns:
             release(stage, queue, taken)
         assert {"good", "alone"} <= set(got)
 
-    @pytest.mark.parametrize(("poison", "good"), [("a", "b"), ("a", None), (None, "b")])
+    @for_each(("poison", "good"), [("a", "b"), ("a", None), (None, "b")], fresh="stage")
     def test_what_is_given_back_at_once_does_not_starve_a_tenant_with_more_in_flight(
         self, stage: Stage, poison: str | None, good: str | None
     ) -> None:
@@ -249,7 +249,7 @@ class TestGroupTurns:
         put(stage, queue, "a2")
         assert [stage.take(queue).body for _ in range(2)] == ["b1", "a2"]
 
-    @pytest.mark.parametrize("kill", [False, True])
+    @for_each("kill", [False, True], fresh="stage")
     def test_groups_keep_their_turns_after_a_reopening(self, stage: Stage, kill: bool) -> None:
         queue = fifo(stage)
         put(stage, queue, "a1", "b1", "c1")

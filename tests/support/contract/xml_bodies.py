@@ -3,7 +3,6 @@
 from base64 import b64encode
 from hashlib import md5
 
-import pytest
 from tests.support.contract.stage import TESTER, Stage, expect, refused, sending
 
 from veilmq.model.commands import Peek, Receive
@@ -57,7 +56,7 @@ class TestXmlBodies:
             outcome = stage.do(sending(queue, b64encode(b"x" * size).decode(), from_xml=True))
             assert isinstance(outcome, MessageTooLarge) is not fits
 
-    @pytest.mark.parametrize("kind", list(XmlBody))
+    @for_each("kind", list(XmlBody), fresh="stage")
     def test_readers_are_told(self, stage: Stage, kind: XmlBody) -> None:
         queue = stage.create(xml_body=kind)
         stage.send(queue)
