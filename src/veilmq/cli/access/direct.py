@@ -117,7 +117,7 @@ def _unreadable(directory: Path, error: DatabaseError) -> Failure:
 
 
 class DirectAccess:
-    """See `AdminAccess`."""
+    """`AdminAccess`, which describes each method, on a directory that it holds."""
 
     def __init__(self, engine: Engine, store: Store) -> None:
         self._engine = engine
@@ -133,10 +133,9 @@ class DirectAccess:
     def run(
         self, operation: str, queue: QueueKey, members: Mapping[str, Any], command_id: str | None = None
     ) -> dict[str, Any]:
-        """See `AdminAccess.run`."""
         row = OPERATIONS[operation]
         with _failures():
-            checked = inputs.queue_key(queue.account, queue.region, queue.name)
+            checked = _key(queue)
         with _failures(operation):
             asked = Asked(checked, _ORIGIN, self._clock.now())
             wanted = inputs.convert(dict(members), row.shape)
@@ -155,8 +154,8 @@ class DirectAccess:
         return operator.done(command, outcome).outcomes
 
     def home(self, account: str | None) -> Home:
-        """See `AdminAccess.home`: the account of development mode, or the only one that has queues here. Only its
-        server knows its home region."""
+        """The account of development mode, or the only one that has queues here. Only its server knows its home
+        region."""
         return Home(account or self._sole_account(), HOME_REGION_DEFAULT)
 
     def _sole_account(self) -> str:
@@ -168,7 +167,6 @@ class DirectAccess:
         return found.pop()
 
     def queues(self, account: str, region: str | None, prefix: str, minutes: int = 0) -> Iterator[dict[str, Any]]:
-        """See `AdminAccess.queues`."""
         wanted = _checked(account, region, prefix)
         command = ListQueues(
             origin=_ORIGIN,
@@ -194,27 +192,25 @@ class DirectAccess:
             yield shown | {"rates": rates[info.incarnation]} if minutes else shown
 
     def topics(self, account: str, region: str | None, prefix: str) -> Iterator[dict[str, Any]]:
-        """See `AdminAccess.topics`. Without a server nothing is pushed."""
+        """Without a server nothing is pushed."""
         _checked(account, region, prefix)
         for key in topics_of(self._store.reader, account, region, prefix):
             yield views.shown_topic(self._store.reader, self._store.reader.topics[key], None)
 
     def moves(self, account: str, region: str | None, prefix: str) -> Iterator[dict[str, Any]]:
-        """See `AdminAccess.moves`."""
         _checked(account, region, prefix)
         for task in all_moves(self._store.reader):
             if covers(task.source, account, region, prefix):
                 yield views.shown_move(task)
 
     def jobs(self, account: str, region: str | None, prefix: str) -> Iterator[dict[str, Any]]:
-        """See `AdminAccess.jobs`."""
         _checked(account, region, prefix)
         for job in operator.all_jobs(self._store.reader):
             if covers(job.source, account, region, prefix):
                 yield to_builtins(operator.shown_job(job))
 
     def job(self, job: str) -> dict[str, Any]:
-        """See `AdminAccess.job`. It goes on a step: no server does that here."""
+        """It goes on a step: no server does that here."""
         self._call([Sweep()])
         return to_builtins(operator.shown_job(self._job(job)))  # type: ignore[no-any-return]
 
@@ -227,16 +223,14 @@ class DirectAccess:
             return found
 
     def start_job(self, queue: QueueKey, members: Mapping[str, Any], command_id: str) -> dict[str, Any]:
-        """See `AdminAccess.start_job`."""
         with _failures("start_job"):
-            key = inputs.queue_key(queue.account, queue.region, queue.name)
+            key = _key(queue)
             wanted = inputs.convert({**members, "queue": views.shown_key(key)}, inputs.JobInput)
             asked = operator.Asked("start_job", str(key), wanted)
             outcomes = self._carry_out(asked, [operator.starting(_ORIGIN, key, wanted)], command_id)
             return to_builtins(operator.shown_outcome(outcomes))  # type: ignore[no-any-return]
 
     def cancel_job(self, job: str, command_id: str) -> dict[str, Any]:
-        """See `AdminAccess.cancel_job`."""
         found = self._job(job)
         with _failures():
             asked = operator.Asked("cancel_job", id_text(found.id), inputs.Nothing())
@@ -244,7 +238,6 @@ class DirectAccess:
             return to_builtins(operator.shown_outcome(outcomes, job))  # type: ignore[no-any-return]
 
     def quarantined(self, account: str, region: str | None, prefix: str, *, bodies: bool) -> Iterator[dict[str, Any]]:
-        """See `AdminAccess.quarantined`."""
         _checked(account, region, prefix)
 
         def page(after: str) -> dict[str, Any]:
@@ -256,80 +249,66 @@ class DirectAccess:
         return (message for each in _pages(page) for message in each["messages"])
 
     def messages(self, queue: QueueKey, wanted: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """See `AdminAccess.messages`."""
 
         def page(after: str) -> dict[str, Any]:
-            checked = inputs.queue_key(queue.account, queue.region, queue.name)
-            given = inputs.convert({**wanted, "after": after}, inputs.PageInput)
-            return message_page(self._store.reader, checked, given, self._clock.now())
+            key, given = _key(queue), inputs.convert({**wanted, "after": after}, inputs.PageInput)
+            return message_page(self._store.reader, key, given, self._clock.now())
 
         return _pages(page)
 
     def holders(self, queue: QueueKey, client: str) -> Iterator[dict[str, Any]]:
-        """See `AdminAccess.holders`. Without a server nobody waits."""
+        """Without a server nobody waits."""
 
         def page(after: str) -> dict[str, Any]:
-            checked = inputs.queue_key(queue.account, queue.region, queue.name)
-            wanted = inputs.convert({"client": client, "limit": inputs.PAGE_MAX, "after": after}, HoldersInput)
-            found = holder_page(self._store.reader, checked, wanted, self._clock.now())
+            given = {"client": client, "limit": inputs.PAGE_MAX, "after": after}
+            key, wanted = _key(queue), inputs.convert(given, HoldersInput)
+            found = holder_page(self._store.reader, key, wanted, self._clock.now())
             return found | {"waiters": shown_waiters(Counter())}
 
         return _pages(page)
 
     def blocked(self, queue: QueueKey, limit: int) -> dict[str, Any]:
-        """See `AdminAccess.blocked`."""
         with _failures():
-            checked = inputs.queue_key(queue.account, queue.region, queue.name)
-            wanted = inputs.convert({"limit": limit}, BlockedInput)
-            return blocked_page(self._store.reader, checked, wanted, self._clock.now())
+            key, wanted = _key(queue), inputs.convert({"limit": limit}, BlockedInput)
+            return blocked_page(self._store.reader, key, wanted, self._clock.now())
 
     def rollups(self, queue: QueueKey, wanted: Mapping[str, Any]) -> dict[str, Any]:
-        """See `AdminAccess.rollups`."""
         with _failures():
-            checked = inputs.queue_key(queue.account, queue.region, queue.name)
-            live = live_part(self._store.reader, checked, self._clock.now())
+            live = live_part(self._store.reader, _key(queue), self._clock.now())
             return rollup_page(self._store.reader, live, inputs.convert(dict(wanted), inputs.RollupsInput))
 
     def past(self, queue: QueueKey, wanted: Mapping[str, Any]) -> dict[str, Any]:
-        """See `AdminAccess.past`."""
         with _failures():
-            checked = inputs.queue_key(queue.account, queue.region, queue.name)
-            return past_page(self._store.reader, checked, inputs.convert(dict(wanted), PastInput), self._clock.now())
+            key, asked = _key(queue), inputs.convert(dict(wanted), PastInput)
+            return past_page(self._store.reader, key, asked, self._clock.now())
 
     def timeout(self, queue: QueueKey, tried_us: int | None) -> dict[str, Any]:
-        """See `AdminAccess.timeout`."""
         with _failures():
-            checked = inputs.queue_key(queue.account, queue.region, queue.name)
-            live = live_part(self._store.reader, checked, self._clock.now())
+            live = live_part(self._store.reader, _key(queue), self._clock.now())
             wanted = inputs.convert({"timeout_us": tried_us}, TimeoutInput)
             with self._store.reader.look() as view:
                 return timeout_page(view, live.queue, wanted, live.now)
 
     def worst(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
-        """See `AdminAccess.worst`."""
         with _failures():
             asked = inputs.convert(dict(wanted), inputs.WorstInput)
             account = asked.account or self._sole_account()
             return worst_at_once(self._store.reader, account, Wanted(asked, lambda _: True), self._clock.now())
 
     def wrong_timeouts(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
-        """See `AdminAccess.wrong_timeouts`."""
         with _failures():
             asked = inputs.convert(dict(wanted), WrongInput)
             account = asked.account or self._sole_account()
             return Timeouts(self._store.reader).wrong_at_once(account, asked, self._clock.now())
 
     def failures(self, queue: QueueKey, minutes: int) -> dict[str, Any]:
-        """See `AdminAccess.failures`."""
         with _failures():
-            checked = inputs.queue_key(queue.account, queue.region, queue.name)
             wanted = inputs.convert({"minutes": minutes}, FailuresInput)
             self._catch_up()
-            live = live_part(self._store.reader, checked, self._clock.now())
+            live = live_part(self._store.reader, _key(queue), self._clock.now())
             return failure_page(self._store.reader, live, wanted, lines=True)
 
     def all_failures(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
-        """See `AdminAccess.all_failures`."""
         with _failures():
             given = {name: value for name, value in wanted.items() if value is not None}
             asked = inputs.convert(given, AllFailuresInput)
@@ -344,15 +323,12 @@ class DirectAccess:
             self._call([Sweep()])
 
     def workers(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
-        """See `AdminAccess.workers`."""
         raise Failure(Exit.ADDRESS, "no server runs on this directory", "Only a server knows who works with it.")
 
     def accounts(self) -> Iterator[dict[str, Any]]:
-        """See `AdminAccess.accounts`."""
         raise Failure(Exit.ADDRESS, "no server runs on this directory", "Only a server knows its accounts and keys.")
 
     def message(self, message: str, *, bodies: bool) -> dict[str, Any]:
-        """See `AdminAccess.message`."""
         wanted = inputs.FindInput(scan=_SCAN_MAX, bodies=bodies)
         with _failures():
             looking = Caller(_ORIGIN, self._clock.now())
@@ -362,13 +338,11 @@ class DirectAccess:
         return to_builtins(found.shown)  # type: ignore[no-any-return]
 
     def sends(self, deduplication_id: str, queue: str | None) -> dict[str, Any]:
-        """See `AdminAccess.sends`."""
         given = {"deduplication_id": deduplication_id, "queue": queue, "scan": _SCAN_MAX}
         with _failures():
             return find_sends(self._store.reader, inputs.convert(given, inputs.SendsInput), Scope())
 
     def trace(self, message: str) -> dict[str, Any]:
-        """See `AdminAccess.trace`."""
         with _failures(), self._store.reader.look() as view:
             now = self._clock.now()
             timeouts = Timeouts(self._store.reader)
@@ -377,7 +351,7 @@ class DirectAccess:
         return to_builtins(found)  # type: ignore[no-any-return]
 
     def events(self, start: str, limit: int, follow_s: float, wanted: Mapping[str, str] = EVERYTHING) -> Piece:
-        """See `AdminAccess.events`; without a server nothing new can come, so it does not wait."""
+        """Without a server nothing new can come, so it does not wait."""
         with _failures(), self._store.reader.look() as view:
             scope = Scope(wanted=inputs.convert(dict(wanted), inputs.EventsInput).chosen())
             found = find_start(view, start)
@@ -385,7 +359,6 @@ class DirectAccess:
             return Piece(event_lines(view, found.start, stop, scope), found.start, stop)
 
     def accept_clock(self, command_id: str) -> dict[str, Any]:
-        """See `AdminAccess.accept_clock`."""
         with _failures():
             asked = operator.Asked("accept_clock", "clock", inputs.Nothing())
             (outcome,) = self._carry_out(asked, [self._clock.accepting()], command_id)
@@ -424,6 +397,11 @@ def _pages(page: Callable[[str], dict[str, Any]]) -> Iterator[dict[str, Any]]:
             found = page(after)
         yield found
         after = found["after"]
+
+
+def _key(queue: QueueKey) -> QueueKey:
+    """The queue, whose account, region and name are checked as the admin port does. Raises ParameterInvalid."""
+    return inputs.queue_key(queue.account, queue.region, queue.name)
 
 
 def _checked(account: str, region: str | None, prefix: str) -> inputs.ListInput:

@@ -21,12 +21,11 @@ _MUCH_WORK: Final = frozenset({"purge", "remove", "move"})
 
 
 class HttpAccess(AdminClient):
-    """See `AdminAccess`, and `AdminClient` for how it is opened."""
+    """`AdminAccess`, which describes each method; `AdminClient` says how it is opened."""
 
     def run(
         self, operation: str, queue: QueueKey, members: Mapping[str, Any], command_id: str | None = None
     ) -> dict[str, Any]:
-        """See `AdminAccess.run`."""
         try:
             inputs.queue_key(queue.account, queue.region, queue.name)
         except ParameterInvalid as error:
@@ -50,7 +49,6 @@ class HttpAccess(AdminClient):
         return self._json(row.method, path, {}, body, answer_s=answer_s, command_id=command_id)
 
     def home(self, account: str | None) -> Home:
-        """See `AdminAccess.home`."""
         try:
             own = self._json("GET", "/api/v1/account", {"account": account})
         except Unknown:  # a server of an earlier release
@@ -62,38 +60,30 @@ class HttpAccess(AdminClient):
         return Home(found, own.get("region") or HOME_REGION_DEFAULT, own.get("known") is not False)
 
     def queues(self, account: str, region: str | None, prefix: str, minutes: int = 0) -> Iterator[dict[str, Any]]:
-        """See `AdminAccess.queues`."""
         members = {"account": account, "region": region, "prefix": prefix, "minutes": minutes or None}
         return self._listed("/api/v1/queues", "queues", members)
 
     def topics(self, account: str, region: str | None, prefix: str) -> Iterator[dict[str, Any]]:
-        """See `AdminAccess.topics`."""
         return self._listed("/api/v1/topics", "topics", {"account": account, "region": region, "prefix": prefix})
 
     def moves(self, account: str, region: str | None, prefix: str) -> Iterator[dict[str, Any]]:
-        """See `AdminAccess.moves`."""
         return self._listed("/api/v1/moves", "moves", {"account": account, "region": region, "prefix": prefix})
 
     def jobs(self, account: str, region: str | None, prefix: str) -> Iterator[dict[str, Any]]:
-        """See `AdminAccess.jobs`."""
         return self._listed("/api/v1/jobs", "jobs", {"account": account, "region": region, "prefix": prefix})
 
     def job(self, job: str) -> dict[str, Any]:
-        """See `AdminAccess.job`."""
         return self._json("GET", f"/api/v1/jobs/{quote(job, safe='')}", {})
 
     def start_job(self, queue: QueueKey, members: Mapping[str, Any], command_id: str) -> dict[str, Any]:
-        """See `AdminAccess.start_job`."""
         key = {"account": queue.account, "region": queue.region, "name": queue.name}
         self._operation, body = "start_job", json.dumps({**members, "queue": key}).encode()
         return self._json("POST", "/api/v1/jobs", {}, body, answer_s=WORK_S, command_id=command_id)
 
     def cancel_job(self, job: str, command_id: str) -> dict[str, Any]:
-        """See `AdminAccess.cancel_job`."""
         return self._json("POST", f"/api/v1/jobs/{quote(job, safe='')}/cancel", {}, b"{}", command_id=command_id)
 
     def quarantined(self, account: str, region: str | None, prefix: str, *, bodies: bool) -> Iterator[dict[str, Any]]:
-        """See `AdminAccess.quarantined`."""
         path = "/api/v1/quarantine/export" if bodies else "/api/v1/quarantine"
         members = {"account": account, "region": region, "prefix": prefix, "limit": inputs.PAGE_MAX}
         return self._listed(path, "messages", members, answer_s=WORK_S)
@@ -115,71 +105,55 @@ class HttpAccess(AdminClient):
             after = page.get("after")
 
     def messages(self, queue: QueueKey, wanted: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """See `AdminAccess.messages`."""
         return self._pages(f"{_path_of(queue)}/messages", wanted, answer_s=WORK_S)
 
     def holders(self, queue: QueueKey, client: str) -> Iterator[dict[str, Any]]:
-        """See `AdminAccess.holders`."""
         members = {"client": client, "limit": inputs.PAGE_MAX}
         return self._pages(f"{_path_of(queue)}/holders", members, answer_s=WORK_S)
 
     def blocked(self, queue: QueueKey, limit: int) -> dict[str, Any]:
-        """See `AdminAccess.blocked`."""
         return self._json("GET", f"{_path_of(queue)}/blocked", {"limit": limit}, answer_s=WORK_S)
 
     def rollups(self, queue: QueueKey, wanted: Mapping[str, Any]) -> dict[str, Any]:
-        """See `AdminAccess.rollups`."""
         return self._json("GET", f"{_path_of(queue)}/rollups", wanted)
 
     def past(self, queue: QueueKey, wanted: Mapping[str, Any]) -> dict[str, Any]:
-        """See `AdminAccess.past`."""
         return self._json("GET", f"{_path_of(queue)}/past", wanted, answer_s=WORK_S)
 
     def timeout(self, queue: QueueKey, tried_us: int | None) -> dict[str, Any]:
-        """See `AdminAccess.timeout`."""
         members = {} if tried_us is None else {"timeout_us": tried_us}
         return self._json("GET", f"{_path_of(queue)}/timeout", members, answer_s=WORK_S)
 
     def worst(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
-        """See `AdminAccess.worst`."""
         return self._json("GET", "/api/v1/worst", wanted, answer_s=WORK_S)
 
     def wrong_timeouts(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
-        """See `AdminAccess.wrong_timeouts`."""
         return self._json("GET", "/api/v1/timeouts", {"look": "true", **wanted}, answer_s=WORK_S)
 
     def failures(self, queue: QueueKey, minutes: int) -> dict[str, Any]:
-        """See `AdminAccess.failures`."""
         return self._json("GET", f"{_path_of(queue)}/failures", {"minutes": minutes}, answer_s=WORK_S)
 
     def all_failures(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
-        """See `AdminAccess.all_failures`."""
         return self._json("GET", "/api/v1/failures", wanted, answer_s=WORK_S)
 
     def workers(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
-        """See `AdminAccess.workers`."""
         return self._json("GET", "/api/v1/workers", {**wanted, "limit": _WORKERS_MAX}, answer_s=WORK_S)
 
     def accounts(self) -> Iterator[dict[str, Any]]:
-        """See `AdminAccess.accounts`."""
         return self._pages("/api/v1/accounts", {})
 
     def message(self, message: str, *, bodies: bool) -> dict[str, Any]:
-        """See `AdminAccess.message`."""
         members = {"bodies": "true"} if bodies else {}
         return self._json("GET", f"/api/v1/messages/{quote(message, safe='')}", members, answer_s=WORK_S)
 
     def sends(self, deduplication_id: str, queue: str | None) -> dict[str, Any]:
-        """See `AdminAccess.sends`."""
         members = {"deduplication_id": deduplication_id, "queue": queue}
         return self._json("GET", "/api/v1/messages", members, answer_s=WORK_S)
 
     def trace(self, message: str) -> dict[str, Any]:
-        """See `AdminAccess.trace`."""
         return self._json("GET", f"/api/v1/trace/{quote(message, safe='')}", {}, answer_s=WORK_S)
 
     def events(self, start: str, limit: int, follow_s: float, wanted: Mapping[str, str] = EVERYTHING) -> Piece:
-        """See `AdminAccess.events`."""
         members = {"from": start, "limit": limit, "follow": follow_s, **wanted}
         answer, body = self._ask("GET", "/api/v1/events", members, answer_s=ANSWER_S + follow_s)
         epoch = answer.headers.get("veilmq-epoch", "")
@@ -187,7 +161,6 @@ class HttpAccess(AdminClient):
         return Piece(body, first, following, epoch)
 
     def accept_clock(self, command_id: str) -> dict[str, Any]:
-        """See `AdminAccess.accept_clock`."""
         return self._json("POST", "/api/v1/clock/accept", {}, b"{}", command_id=command_id)
 
     def console_link(self) -> str:

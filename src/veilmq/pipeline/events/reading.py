@@ -68,7 +68,7 @@ class Bounds(NamedTuple):
 
 
 class History(Protocol):
-    """A source of events."""
+    """A source of events: `ServerHistory` or `ParquetHistory`."""
 
     epoch: str
     """Identifies the history; "" until it is known. Answers of another epoch are refused: set it to insist on the
@@ -187,12 +187,10 @@ class ServerHistory:
         self._certificate = certificate
 
     def bounds(self) -> Bounds:
-        """See `History.bounds`."""
         answer = self._look("next")
         return Bounds(_header(answer, "veilmq-first-offset"), _header(answer, "veilmq-next-offset"))
 
     def hold(self, start: int | None) -> int:
-        """See `History.hold`."""
         return _header(self._look("first" if start is None else str(start), HOLD_S), "veilmq-start-offset")
 
     def _look(self, start: str, hold_s: int = 0) -> http.client.HTTPResponse:
@@ -205,12 +203,10 @@ class ServerHistory:
         return answer
 
     def splits(self, start: int, stop: int, rows: int) -> list[tuple[int, int]]:
-        """See `History.splits`."""
         step = min(rows, REQUEST_ROWS_MAX)
         return [(at, min(at + step, stop)) for at in range(start, stop, step)]
 
     def read(self, start: int, stop: int) -> Iterator[Any]:
-        """See `History.read`."""
         at = start
         while at < stop:
             connection, answer = self._get(str(at), min(stop - at, REQUEST_ROWS_MAX), from_copy=True)
@@ -360,7 +356,6 @@ class ParquetHistory:
         return found
 
     def bounds(self) -> Bounds:
-        """See `History.bounds`."""
         files = self.files()
         self.epoch = same_history(self.epoch, _epoch_of(files[-1][2]), self.directory)
         return Bounds(files[0][0], files[-1][1])
@@ -396,7 +391,6 @@ class ParquetHistory:
         return [path for _, _, path in wanted] if all(is_plain for _, is_plain in looks) else None
 
     def read(self, start: int, stop: int) -> Iterator[Any]:
-        """See `History.read`."""
         at = start
         files = self.files()
         while files:

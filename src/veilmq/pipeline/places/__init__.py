@@ -83,12 +83,10 @@ class ObjectPath:
 
     @property
     def name(self) -> str:
-        """See `Path.name`."""
         return str(self).rpartition("/")[2]
 
     @property
     def stem(self) -> str:
-        """See `Path.stem`."""
         return self.name.rpartition(".")[0] or self.name
 
     @property
@@ -97,7 +95,6 @@ class ObjectPath:
         return ObjectPath(self.store, self.key.rpartition("/")[0])
 
     def with_suffix(self, suffix: str) -> "ObjectPath":
-        """See `Path.with_suffix`."""
         return self.parent / f"{self.stem}{suffix}"
 
     def exists(self) -> bool:
@@ -109,7 +106,6 @@ class ObjectPath:
         return next(iter(self._below()), None) is not None
 
     def iterdir(self) -> "Iterator[ObjectPath]":
-        """See `Path.iterdir`."""
         return self.glob("*")
 
     def glob(self, pattern: str) -> "Iterator[ObjectPath]":
@@ -127,14 +123,12 @@ class ObjectPath:
         return (ObjectPath(self.store, found.key) for found in self._below())
 
     def read_bytes(self) -> bytes:
-        """See `Path.read_bytes`."""
         content = self._try(self.store.get, self.key)
         if content is None:
             raise FileNotFoundError(2, "No such object", str(self))
         return bytes(content)
 
     def read_text(self) -> str:
-        """See `Path.read_text`."""
         return self.read_bytes().decode()
 
     def write_bytes(self, content: Any) -> None:
@@ -350,7 +344,6 @@ class ObjectLock:
 
     @property
     def number(self) -> int:
-        """See `FileLock.number`."""
         return self._storage.generation
 
     def try_take(self) -> None:
@@ -373,7 +366,6 @@ class ObjectLock:
             pass
 
     def load(self) -> bytes | None:
-        """See `FileLock.load`."""
         with self._failing():
             return self._storage.load()
 

@@ -167,11 +167,9 @@ class MovableClock:
         self._lock = threading.Lock()
 
     def monotonic(self) -> float:
-        """See `Clock.monotonic`."""
         return SYSTEM.monotonic() + self._added
 
     def wall(self) -> float:
-        """See `Clock.wall`."""
         return SYSTEM.wall() + self._added
 
     def advance(self, seconds: float) -> None:
@@ -208,7 +206,6 @@ class WrappedAccount:
         self._account, self._wrap = account, wrap
 
     def queue(self, name: str) -> Queue:
-        """See `Account.queue`."""
         return self._wrap(self._account.queue(name))
 
     def __getattr__(self, name: str) -> Any:
