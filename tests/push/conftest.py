@@ -1,6 +1,7 @@
 """The stage of the push tests is a module beside them; here are the fixtures that set it up."""
 
 import asyncio
+import itertools
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -14,19 +15,15 @@ from stage import Stage
 
 
 @pytest.fixture
-def data(tmp_path: Path) -> Path:
-    path = tmp_path / "data"
-    path.mkdir(mode=0o700)
-    return path
-
-
-@pytest.fixture
-def play(data: Path) -> Callable[..., None]:
-    """Run a test with a stage."""
+def play(tmp_path: Path) -> Callable[..., None]:
+    """Run a test with a stage, whose directory is new."""
+    numbers = itertools.count()
 
     def run(test: Callable[[Stage], Awaitable[None]], **options: Any) -> None:
         async def staged() -> None:
-            async with Stage(data, **options) as stage:
+            directory = tmp_path / f"data-{next(numbers)}"
+            directory.mkdir(mode=0o700)
+            async with Stage(directory, **options) as stage:
                 await test(stage)
 
         asyncio.run(staged())

@@ -7,6 +7,7 @@ from stage import NEWS, TESTER, Endpoint, Stage, until
 
 from veilmq.model.commands import DescribeQueue
 from veilmq.model.settings.topic import hidden_queue
+from veilmq.testing.for_each import for_each
 
 REFUSES = b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n"
 CUTS = 5
@@ -22,7 +23,7 @@ async def cut_off(stage: Stage, endpoint: Endpoint) -> None:
         await stage.advance(31)
 
 
-@pytest.mark.parametrize("dead_letters", [False, True])
+@for_each("dead_letters", [False, True])
 def test_a_push_that_was_cut_off_often_is_still_delivered(play: Any, dead_letters: bool) -> None:
     async def test(stage: Stage) -> None:
         dead = await stage.queue("dead")

@@ -22,12 +22,13 @@ from veilmq.model.settings.topic import NOTIFICATION_NAMESPACE, ContentFormat, R
 from veilmq.push.endpoints.connections import IN_FLIGHT_MAX
 from veilmq.push.room import ERROR_CHARACTERS_MAX, TIMEOUT_S
 from veilmq.push.room import IN_FLIGHT_MAX as TOTAL_MAX
+from veilmq.testing.for_each import for_each
 
 BOMB_BYTES = 1 << 26
 REFUSES = b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n"
 
 
-@pytest.mark.parametrize("form", list(ContentFormat))
+@for_each("form", list(ContentFormat))
 def test_what_is_published_arrives_signed_in_its_form(play: Any, form: ContentFormat) -> None:
     body = 'a <b> & "c" \u00fc'
 
@@ -246,7 +247,7 @@ def test_dead_endpoints_hold_up_no_healthy_one(play: Any) -> None:
     play(test)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "answer",
     [
         b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n",
@@ -295,7 +296,7 @@ def test_an_answer_is_not_decompressed(play: Any) -> None:
     play(test)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("answer", "error"),
     [
         (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 200_000, "the endpoint did not answer in HTTP: "),
@@ -413,7 +414,7 @@ def test_the_state_of_a_subscription_tells_what_is_wrong(play: Any) -> None:
     play(test)
 
 
-@pytest.mark.parametrize("dead_letters", [True, False])
+@for_each("dead_letters", [True, False])
 def test_a_push_that_expired_is_dead_lettered_or_dropped(play: Any, dead_letters: bool) -> None:
     """After a day, however often it was tried (mns.md, section 8)."""
 

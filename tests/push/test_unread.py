@@ -12,6 +12,7 @@ from stage import NEWS, TESTER, Endpoint, Stage, until
 from veilmq.model.commands import Publish, Unsubscribe
 from veilmq.model.settings.topic import RetryStrategy
 from veilmq.push.endpoints import connections
+from veilmq.testing.for_each import for_each
 
 LARGE = "x" * 1_000_000
 """More than what the system takes for an endpoint that reads nothing, if both buffers are small."""
@@ -73,7 +74,7 @@ class Unread:
         return sum(row[2].endswith(f":{self.port:04X}") and row[3] == ESTABLISHED for row in rows)
 
 
-@pytest.mark.parametrize("answer", [b"", ANSWER], ids=["never answers", "answers first"])
+@for_each("answer", [b"", ANSWER], ids=["never answers", "answers first"])
 def test_who_does_not_read_has_no_connection_left(play: Any, answer: bytes) -> None:
     async def test(stage: Stage) -> None:
         async with Unread(answer) as endpoint, Endpoint() as healthy:

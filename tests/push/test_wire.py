@@ -15,9 +15,10 @@ from stage import Endpoint, Stage, read_request, until
 
 from veilmq.model.settings.topic import ContentFormat
 from veilmq.push.network import networks
+from veilmq.testing.for_each import for_each
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("given", "target"),
     [
         ("", "/notifications"),
@@ -126,7 +127,7 @@ def test_a_new_connection_that_is_closed_without_an_answer_is_one_failure(play: 
     play(test)
 
 
-@pytest.mark.parametrize("addresses", [["127.0.0.2", "127.0.0.1"], ["::1", "127.0.0.1"]])
+@for_each("addresses", [["127.0.0.2", "127.0.0.1"], ["::1", "127.0.0.1"]])
 def test_the_next_address_of_a_name_is_tried_where_nobody_listens(play: Any, addresses: list[str]) -> None:
     async def test(stage: Stage) -> None:
         async with Endpoint() as endpoint:
@@ -139,7 +140,7 @@ def test_the_next_address_of_a_name_is_tried_where_nobody_listens(play: Any, add
     play(test, resolve=lambda host: addresses, allowed=networks(["127.0.0.0/8", "::1/128"]))
 
 
-@pytest.mark.parametrize(
+@for_each(
     "answer",
     [
         b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok",
@@ -163,7 +164,7 @@ def test_of_an_answer_only_its_status_counts(play: Any, answer: bytes) -> None:
     play(test)
 
 
-@pytest.mark.parametrize("count", [16, 17])
+@for_each("count", [16, 17])
 def test_interim_answers_are_few(play: Any, count: int) -> None:
     """An endpoint that sent them without end took the loop and memory."""
 
@@ -179,7 +180,7 @@ def test_interim_answers_are_few(play: Any, count: int) -> None:
     play(test)
 
 
-@pytest.mark.parametrize("tag", ["one\nx-injected: two", "a\x7f", " a"])
+@for_each("tag", ["one\nx-injected: two", "a\x7f", " a"])
 def test_a_tag_that_no_header_can_bear_is_left_out(play: Any, tag: str) -> None:
     """Of an earlier release, or of another protocol."""
 

@@ -394,7 +394,7 @@ async def test_a_refusal_has_the_form_of_the_protocol(serve, caplog):
     assert refused[0][2] in [record.request for record in caplog.records]
 
 
-@pytest.mark.parametrize("framing", [b"Content-Length: 100", b"Transfer-Encoding: chunked"])
+@for_each("framing", [b"Content-Length: 100", b"Transfer-Encoding: chunked"])
 async def test_who_sends_too_long_a_body_is_answered_by_its_headers(serve, framing):
     refused: list[tuple[str, Request | None]] = []
 

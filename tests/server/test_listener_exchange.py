@@ -12,6 +12,7 @@ from veilmq.protocols import Request, Response
 from veilmq.server.http.connection import Connection
 from veilmq.server.http.exchange import Exchange
 from veilmq.server.http.intake import Intake
+from veilmq.testing.for_each import for_each
 
 GET = b"GET /q HTTP/1.1\r\nHost: h\r\n\r\n"
 TEXT = b"text/plain"
@@ -201,7 +202,7 @@ async def test_a_parked_request_whose_client_is_lost_is_told_once(serve):
     assert port.arrived.empty()
 
 
-@pytest.mark.parametrize("end", ["close", "end_sending"])
+@for_each("end", ["close", "end_sending"])
 async def test_a_parked_request_whose_client_ends_its_input_is_told_once_and_answered(serve, end):
     port = await serve()
     client = await port.client()
@@ -231,7 +232,7 @@ async def test_a_half_closed_client_has_all_its_requests_answered(serve):
     assert await client.rest() == b""
 
 
-@pytest.mark.parametrize("end", ["end_sending", "reset"])
+@for_each("end", ["end_sending", "reset"])
 async def test_a_request_that_parks_after_its_client_left_is_told(serve, end):
     port = await serve()
     client = await port.client()

@@ -51,7 +51,7 @@ async def test_headers_up_to_the_limit_and_not_beyond(serve):
     assert b"1000 bytes" in answer.body
 
 
-@pytest.mark.parametrize("part", [b"GET /" + b"a" * 20_000, GET[:-2] + b"X: " + b"v" * 20_000, b"\r\n" * 10_000])
+@for_each("part", [b"GET /" + b"a" * 20_000, GET[:-2] + b"X: " + b"v" * 20_000, b"\r\n" * 10_000])
 async def test_headers_without_end_are_refused(serve, part):
     port = await serve(echo, limits={"header_bytes_max": 50_000})
     client = await port.client()
@@ -69,7 +69,7 @@ async def test_a_signed_url_of_60_kb_passes_the_default_limits(serve):
     assert (await client.ask(b"GET /%b HTTP/1.1\r\nHost: h\r\n\r\n" % (b"a" * 66_000))).status == 431
 
 
-@pytest.mark.parametrize("header", [b"X-%d: a\r\n", b"X: %d\r\n"], ids=["different", "repeated"])
+@for_each("header", [b"X-%d: a\r\n", b"X: %d\r\n"], ids=["different", "repeated"])
 async def test_header_lines_are_counted(serve, header):
     port = await serve(echo)
 
@@ -98,7 +98,7 @@ async def test_bodies_up_to_the_limit_and_not_beyond(serve):
     assert (await (await port.client()).ask(chunked + b"fffffff\r\n" + body + body)).status == 413
 
 
-@pytest.mark.parametrize(
+@for_each(
     "endless",
     [b"1;" + b"e" * 5000 + b"\r\nb\r\n", b"0\r\nX: " + b"t" * 5000, b"000000001\r\nb\r\n" * 300],
     ids=["extensions", "trailers", "tiny chunks"],
@@ -396,7 +396,7 @@ def big(size: int):
     return answer
 
 
-@pytest.mark.parametrize("request_bytes", [GET, GET * 3, GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")])
+@for_each("request_bytes", [GET, GET * 3, GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")])
 async def test_an_answer_that_is_never_read_ends_the_connection(serve, request_bytes):
     port = await serve(big(8_000_000), limits=quick(answer_deadline_s=0.1))
     with port.raw_socket() as raw:
