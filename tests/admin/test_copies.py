@@ -276,13 +276,13 @@ def test_a_command_waits_for_a_copy_and_a_check_as_long_as_the_server_answers(
         access.download("/api/v1/backup", file, lambda done, total: None)
     assert (tmp_path / "copy").read_bytes().startswith(b"SQLite format 3\0")
     enough.clear()
-    lines = access.steps("/api/v1/check", {})
+    lines = access.steps("/api/v1/check")
     assert [next(lines), next(lines)] == 2 * [{"stage": "waiting", "done": 0, "total": 0}]
     enough.set()
     assert list(lines)[-1]["result"]["problems"] == []
     database = server.store.directory.database
     database.rename(tmp_path / "taken away")
-    *_, told = access.steps("/api/v1/check", {})
+    *_, told = access.steps("/api/v1/check")
     (tmp_path / "taken away").rename(database)
     assert told == {"error": "failed", "message": f"{database} is empty or missing"}
     access.close()

@@ -175,7 +175,7 @@ def test_a_server_that_hangs_is_told(serve: Serve, tmp_path: Path, monkeypatch: 
         (lambda door: door.run("receive", QUEUE, {"wait_us": 250_000}), "0.35"),
         (lambda door: door.events("next", 1, 0.25), "0.35"),
         (lambda door: door.run("purge", QUEUE, {}), "0.4"),
-        (lambda door: list(door.steps("/api/v1/check", {})), "0.1"),
+        (lambda door: list(door.steps("/api/v1/check")), "0.1"),
         (lambda door: door.download("/api/v1/backup", None, None), "0.1"),
     ],
     ids=["home", "receive", "events", "purge", "check", "backup"],

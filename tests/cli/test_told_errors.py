@@ -119,7 +119,7 @@ def test_a_backup_of_no_size_is_not_ours(answering: Answering, tmp_path: Path) -
 
 
 def test_steps_of_a_long_job_are_json(answering: Answering) -> None:
-    _refused(lambda door: list(door.steps("/api/v1/check", {})), answering(b"welcome\n"))
+    _refused(lambda door: list(door.steps("/api/v1/check")), answering(b"welcome\n"))
 
 
 @pytest.mark.parametrize("command", [("queues", "list"), ("peek", "q"), ("events",), ("check",)], ids=" ".join)

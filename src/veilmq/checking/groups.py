@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from itertools import pairwise
 
-from veilmq.checking.lives import Granted, History, Life
+from veilmq.checking.lives import Granted, History, Life, with_highest_before
 from veilmq.checking.log import FOREVER, Kind, Operation, Outcome, end_of
 from veilmq.checking.report import Report, Rule
 from veilmq.model.settings.queue import FIFO_SUFFIX
@@ -46,15 +46,9 @@ def _group_of(life: Life) -> str | None:
 def _check_sequences(queue: str, lives: list[Life], report: Report) -> None:
     """What was acknowledged before another send began has the lower number."""
     numbered = [each for each in lives if each.sequence is not None]
-    begun = sorted(numbered, key=lambda each: each.born_low)
-    ended = sorted(numbered, key=lambda each: each.born_high)
-    highest: Life | None = None
-    at = 0
-    for life in begun:
-        while at < len(ended) and ended[at].born_high <= life.born_low and ended[at] is not life:
-            if highest is None or (ended[at].sequence or 0) > (highest.sequence or 0):
-                highest = ended[at]
-            at += 1
+    for life, highest in with_highest_before(
+        numbered, lambda each: each.born_low, lambda each: each.born_high, lambda each: each.sequence or 0
+    ):
         if highest is not None and (life.sequence or 0) <= (highest.sequence or 0):
             what = (
                 f"message {life.message} of queue {queue} was sent after message {highest.message}, "

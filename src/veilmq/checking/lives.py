@@ -8,13 +8,15 @@ the queue.
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from veilmq.checking.log import FOREVER, Grant, Kind, LogInvalid, Operation, Outcome, end_of
 from veilmq.checking.report import Promises
 from veilmq.model.settings.queue import FIFO_SUFFIX
+
+T = TypeVar("T")
 
 
 class Granted(NamedTuple):
@@ -272,3 +274,18 @@ def _chain(queue: str, dead_letters: Mapping[str, str]) -> tuple[str, ...]:
 def _duplicates_of(send: Operation) -> tuple[str, str | None, str]:
     """Equal for sends of which a FIFO queue may take one as a duplicate of the other."""
     return send.queue, send.deduplication, "" if send.deduplication is not None else send.body
+
+
+def with_highest_before(
+    items: Sequence[T], began: Callable[[T], int], ended: Callable[[T], int], number: Callable[[T], int]
+) -> Iterator[tuple[T, T | None]]:
+    """Each by its begin, with the one that has the highest number of those that ended before it began."""
+    by_end = sorted(items, key=ended)
+    highest: T | None = None
+    at = 0
+    for each in sorted(items, key=began):
+        while at < len(by_end) and ended(by_end[at]) <= began(each) and by_end[at] is not each:
+            if highest is None or number(by_end[at]) > number(highest):
+                highest = by_end[at]
+            at += 1
+        yield each, highest

@@ -11,7 +11,7 @@ from collections import defaultdict
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-from veilmq.checking.lives import Granted, History, Life
+from veilmq.checking.lives import Granted, History, Life, with_highest_before
 from veilmq.checking.log import FOREVER, Kind, Operation, Outcome, end_of
 from veilmq.checking.report import Promises, Report, Rule
 from veilmq.model.settings.queue import FIFO_SUFFIX
@@ -146,17 +146,11 @@ def _check_counts(life: Life, report: Report) -> bool:
 
 
 def _grows(life: Life, grants: list[Granted], report: Report) -> bool:
-    """Grants of one queue by `invoked`."""
+    """Grants of one queue."""
     by_count: dict[int, Granted] = {}
-    ended = sorted(grants, key=lambda each: each.returned)
-    best: Granted | None = None
-    """The highest count among the grants that ended before the next one began."""
-    at = 0
-    for each in grants:
-        while at < len(ended) and ended[at].returned <= each.invoked and ended[at] is not each:
-            if best is None or ended[at].grant.count > best.grant.count:
-                best = ended[at]
-            at += 1
+    for each, best in with_highest_before(
+        grants, lambda each: each.invoked, lambda each: each.returned, lambda each: each.grant.count
+    ):
         other = by_count.setdefault(each.grant.count, each)
         if other is each and best is not None and best.grant.count > each.grant.count:
             other = best

@@ -7,6 +7,7 @@ the ones on a directory are in directory.py.
 """
 
 import os
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, partial
@@ -17,7 +18,7 @@ from typing import Annotated, Any, Final
 import veilmq
 from veilmq import accelerator
 from veilmq.cli.failures import Exit, Failure, end, end_without
-from veilmq.cli.output import OUTPUT_FULL, drop_output, flush_output, prepare_output
+from veilmq.cli.output import OUTPUT_FULL, drop_output, prepare_output
 
 try:
     import typer
@@ -131,7 +132,7 @@ def main() -> None:
         try:
             _command()(prog_name="veilmq")
         finally:
-            flush_output()
+            sys.stdout.flush()
     except Failure as failure:
         end(failure)
     except accelerator.AcceleratorMissing as missing:

@@ -288,11 +288,6 @@ def prepare_output() -> None:
         sys.stdout.reconfigure(errors=_ESCAPED)
 
 
-def flush_output() -> None:
-    """Write what is in the buffer. Raises OSError."""
-    sys.stdout.flush()
-
-
 def drop_output() -> None:
     """Discard the buffer that nobody reads: the interpreter would complain about it at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

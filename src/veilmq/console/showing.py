@@ -223,17 +223,8 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {
-        "duration": duration,
-        "count": count,
-        "many": many,
-        "blocked": blocked,
-        "rate": rate,
-        "size": size,
-        "iso": iso,
-        "clock_time": clock_time,
-        "ago": ago,
-    }
+    filters = (duration, count, many, blocked, rate, size, iso, clock_time, ago)
+    made.filters |= {each.__name__: each for each in filters}
     made.globals["parts"] = made.get_template("parts.html").module
     return made
 

@@ -92,7 +92,7 @@ def session(
     check_packages()
     was_submitted = is_submitted()
     if master is None and not was_submitted:
-        remote = remote or remote_named()
+        remote = remote or os.environ.get("SPARK_REMOTE") or None
     if remote:
         spark = _connected(remote, dict(settings or {}))
     else:
@@ -256,11 +256,6 @@ def is_submitted() -> bool:
     Source: pyspark's java_gateway.py; `spark-submit` passes the port of its JVM this way.
     """
     return "PYSPARK_GATEWAY_PORT" in os.environ
-
-
-def remote_named() -> str | None:
-    """The Spark Connect server in SPARK_REMOTE."""
-    return os.environ.get("SPARK_REMOTE") or None
 
 
 def version_of(java: Path) -> int | None:

@@ -109,28 +109,25 @@ def _report_copied(destination: Path, size_bytes: int, *, as_json: bool) -> None
         print(f"veilmq restore NEW_DIRECTORY --from {destination}")
 
 
-def _through(access: HttpAccess, path: str, members: dict[str, Any]) -> dict[str, Any]:
-    """The result of a long job on the server. Raises Failure."""
+def _checked_through(access: HttpAccess) -> Report:
+    """What the server's own check found. Raises Failure."""
     last: dict[str, Any] = {}
     with bar() as advance:
-        for last in access.steps(path, members):
+        for last in access.steps("/api/v1/check"):
             if "stage" in last:
                 advance(last["stage"], last["done"], last["total"])
-    if "result" in last:
-        result: dict[str, Any] = last["result"]
-        return result
-    message = last.get("message", "the server ended before the work was done")
-    raise Failure(Exit.STORE, message)
+    if "result" not in last:
+        raise Failure(Exit.STORE, last.get("message", "the server ended before the work was done"))
+    try:
+        return msgspec.convert(last["result"], Report)
+    except msgspec.ValidationError as error:
+        raise Failure(Exit.ADDRESS, f"the server's report is none of this release: {error}") from None
 
 
 def check(data: Path, *, as_json: bool, access: HttpAccess | None = None) -> Exit:
     """Check everything and print a report. Raises Failure if there is nothing to check."""
     if access is not None:
-        try:
-            report = msgspec.convert(_through(access, "/api/v1/check", {}), Report)
-        except msgspec.ValidationError as error:
-            raise Failure(Exit.ADDRESS, f"the server's report is none of this release: {error}") from None
-        return _report_checked(report, None, as_json=as_json)
+        return _report_checked(_checked_through(access), None, as_json=as_json)
     database = _database(data)
     try:
         with bar() as advance:
