@@ -53,13 +53,6 @@ ENCODED = {"message_encode_policy": TextBase64EncodePolicy(), "message_decode_po
 _numbers = count()
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
-    server = LocalServer(tmp_path_factory.mktemp("azure"))
-    yield server
-    server.stop()
-
-
 @pytest.fixture
 def service(server: LocalServer) -> Iterator[QueueServiceClient]:
     url = f"{server.process.azure}/{ACCOUNT}"

@@ -42,13 +42,6 @@ class AzureClient:
         return f"{prefix}-azure-{next(self._numbers)}"
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
-    server = LocalServer(tmp_path_factory.mktemp("azure"))
-    yield server
-    server.stop()
-
-
 @pytest.fixture
 def client_account(server: LocalServer, request: pytest.FixtureRequest) -> Iterator[AzureClient]:
     client = AzureClient(server, base64=request.param == "base64")

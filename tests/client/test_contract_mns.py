@@ -34,13 +34,6 @@ class MnsClient:
         return f"{prefix}-mns-{next(self._numbers)}"
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
-    server = LocalServer(tmp_path_factory.mktemp("mns"))
-    yield server
-    server.stop()
-
-
 @pytest.fixture
 def client_account(server: LocalServer, request: pytest.FixtureRequest) -> Iterator[MnsClient]:
     client = MnsClient(server, base64=request.param == "base64")

@@ -18,13 +18,6 @@ CLIENTS: dict[str, Callable[[LocalServer], ClientAccount]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
-    server = LocalServer(tmp_path_factory.mktemp("smoke"))
-    yield server
-    server.stop()
-
-
 @pytest.fixture
 def client_account(server: LocalServer, request: pytest.FixtureRequest) -> Iterator[ClientAccount]:
     client = CLIENTS[request.param](server)

@@ -43,13 +43,6 @@ class SqsClient:
         return f"{prefix}-sqs-{next(self._numbers)}"
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
-    server = LocalServer(tmp_path_factory.mktemp("sqs"))
-    yield server
-    server.stop()
-
-
 @pytest.fixture
 def client_account(server: LocalServer) -> Iterator[SqsClient]:
     client = SqsClient(server)

@@ -1,6 +1,6 @@
 """A class of the documents closes what it opened, and leaves open what the caller handed over."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import boto3
@@ -109,13 +109,6 @@ def test_what_a_client_of_the_documents_opened_is_closed(embedded: EmbeddedClien
         queue.putMessage(Message("too late"))
     assert is_closed(trans.queue.log)
     assert all(map(is_closed, topic.topic._queues.values()))
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
-    server = LocalServer(tmp_path_factory.mktemp("closing"))
-    yield server
-    server.stop()
 
 
 @pytest.mark.slow

@@ -22,13 +22,6 @@ from veilmq.testing.local import LocalServer
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
-    server = LocalServer(tmp_path_factory.mktemp("documents"))
-    yield server
-    server.stop()
-
-
 @pytest.fixture
 def client(server: LocalServer, tmp_path: Path) -> Iterator[MNSClient]:
     server.reset()

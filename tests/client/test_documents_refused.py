@@ -29,13 +29,6 @@ from veilmq.testing.client_contract import for_each
 from veilmq.testing.local import LocalServer
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
-    server = LocalServer(tmp_path_factory.mktemp("refused"))
-    yield server
-    server.stop()
-
-
 @pytest.fixture
 def account(embedded: EmbeddedClient) -> Account:
     return embedded.account

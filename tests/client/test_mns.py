@@ -42,13 +42,6 @@ pytestmark = pytest.mark.slow
 _numbers = count()
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
-    server = LocalServer(tmp_path_factory.mktemp("mns"))
-    yield server
-    server.stop()
-
-
 @pytest.fixture
 def sdk(server: LocalServer) -> Iterator[Account]:
     account = Account(server.process.mns, "id", "secret")

@@ -57,13 +57,6 @@ class OnServer:
         self.clock.advance(seconds)
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
-    server = LocalServer(tmp_path_factory.mktemp("fifo"))
-    yield server
-    server.stop()
-
-
 @pytest.fixture(params=["embedded", "veil"])
 def there(request: pytest.FixtureRequest) -> Iterator[There]:
     if request.param == "embedded":

@@ -1,6 +1,5 @@
 """What a topic of MNS's own is made of, and what a publish to it carries."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,13 +13,6 @@ from veilmq.client.queue import NativeSubscription
 from veilmq.client.topics import Form, create_pull_topic
 from veilmq.testing.client_contract import for_each
 from veilmq.testing.local import LocalServer
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
-    server = LocalServer(tmp_path_factory.mktemp("topics"))
-    yield server
-    server.stop()
 
 
 @pytest.mark.slow

@@ -35,13 +35,6 @@ ORDERS, LOG = Template(retention=47 * HOUR), Template(retention=168 * HOUR)
 _numbers = count()
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
-    server = LocalServer(tmp_path_factory.mktemp("transactions"))
-    yield server
-    server.stop()
-
-
 @pytest.fixture
 def account(server: LocalServer) -> Iterator[MnsAccount]:
     account = MnsAccount(SdkAccount(server.process.mns, "id", "secret"))
