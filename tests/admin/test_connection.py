@@ -56,7 +56,7 @@ def taken(port: int, beginning: bytes, piece: bytes) -> int:
     return sent
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("beginning", "piece"),
     [
         (b"GET /", b"a" * 65_536),

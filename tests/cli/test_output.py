@@ -40,9 +40,7 @@ def run(*arguments: str | bytes, out: int | IO[bytes] = subprocess.PIPE, **envir
     return done.returncode, (done.stdout or b"").decode("ascii", "replace"), done.stderr.decode()
 
 
-@pytest.mark.parametrize(
-    "command", [("--help",), ("queues", "list"), ("peek", "q"), ("events", "--json")], ids=" ".join
-)
+@for_each("command", [("--help",), ("queues", "list"), ("peek", "q"), ("events", "--json")], ids=" ".join)
 def test_a_full_disk_is_told(data: Path, command: tuple[str, ...]) -> None:
     with open("/dev/full", "wb") as full:
         code, _, said = run(*command, out=full, VEILMQ_DATA=str(data))

@@ -26,6 +26,7 @@ from veilmq.client.errors import TransportError
 from veilmq.server.auth import DevelopmentKeyring
 from veilmq.server.clock import LeaseClock
 from veilmq.server.config.settings import Settings
+from veilmq.testing.for_each import for_each
 
 Run = Callable[..., "CompletedProcess[str]"]
 NEW = "created data directory"
@@ -290,7 +291,7 @@ def test_who_is_refused_is_told_of_the_directory_first() -> None:
     assert "--token-file" in advice
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("arguments", "says"),
     [
         (["serve", "--sqs", "127.0.0.1:99999"], "--sqs: 127.0.0.1:99999: a port is a number up to 65535, not 99999"),

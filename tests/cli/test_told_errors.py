@@ -441,7 +441,7 @@ def test_a_port_that_speaks_no_http_is_told(tmp_path: Path) -> None:
     assert refused.value.code is Exit.ADDRESS
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("arguments", "option"),
     [
         (["--algorithm", "A256GCM"], "--algorithm"),

@@ -219,7 +219,7 @@ def test_what_is_wrong_is_said(directory: Path, veilmq: Command, arguments: list
     assert ("looked for in" in done.stderr) == (arguments[0] in {"nomodule:handle", "handlers.py:handle"})
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("url", "code", "said"),
     [
         ("veil:///nowhere/at/all?queue=work", 2, "holds no queues"),

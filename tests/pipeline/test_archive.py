@@ -15,10 +15,11 @@ from veilmq.pipeline import tables
 from veilmq.pipeline.drain import drain
 from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable
 from veilmq.pipeline.sinks.queue import replay, row_by_row
+from veilmq.testing.for_each import for_each
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
+@for_each(
     ("arguments", "said"),
     [
         (["archive", "--queue", "veil://127.0.0.1:1/q", "--out", "kept"], "--queue veil://127.0.0.1:1/q cannot be"),

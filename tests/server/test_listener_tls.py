@@ -17,6 +17,7 @@ from veilmq.server.http.connection import OVERFLOW_MAX
 from veilmq.server.http.exchange import Exchange
 from veilmq.server.http.handshakes import network_of
 from veilmq.server.http.tls import Certificate
+from veilmq.testing.for_each import for_each
 
 KEY_WITH_PASSPHRASE = """\
 -----BEGIN EC PRIVATE KEY-----
@@ -57,7 +58,7 @@ async def secure_streams(port, version: ssl.TLSVersion):
     return await asyncio.open_connection(host, number, ssl=context)
 
 
-@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+@for_each("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 async def test_requests_over_tls(serve, files, version):
     port = await serve(tell, ssl=server_context(*files))
     assert port.listener.urls[0].startswith("https://127.0.0.1:")
@@ -74,7 +75,7 @@ async def test_requests_over_tls(serve, files, version):
     await port.left()
 
 
-@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+@for_each("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 async def test_a_client_takes_its_session_up_again(serve, files, version):
     """Every port hands over to a context that it does not own: that must not cost a full handshake each time."""
     port = await serve(tell, ssl=server_context(*files))

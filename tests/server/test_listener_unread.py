@@ -13,6 +13,7 @@ from veilmq.protocols import Request, Response
 from veilmq.server.clock import wall
 from veilmq.server.http.exchange import Exchange
 from veilmq.server.http.tls import Certificate
+from veilmq.testing.for_each import for_each
 
 __all__ = ["files"]
 
@@ -38,7 +39,7 @@ async def connected(
     return await asyncio.open_connection(sock=raw, ssl=context, server_hostname="localhost", limit=4096)
 
 
-@pytest.mark.parametrize("secure", [False, True])
+@for_each("secure", [False, True])
 async def test_an_unread_answer_counts_until_it_is_read(serve: Serve, files: tuple[Path, Path], secure: bool) -> None:
     context = Certificate(*files, wall()).context() if secure else None
     port = await serve(answer, ssl=context)
@@ -59,8 +60,8 @@ async def test_an_unread_answer_counts_until_it_is_read(serve: Serve, files: tup
     writer.transport.abort()
 
 
-@pytest.mark.parametrize("secure", [False, True])
-@pytest.mark.parametrize("closing", [b"", b"Connection: close\r\n"])
+@for_each("secure", [False, True])
+@for_each("closing", [b"", b"Connection: close\r\n"])
 async def test_an_unread_answer_counts_until_its_client_is_gone(
     serve: Serve, files: tuple[Path, Path], secure: bool, closing: bytes
 ) -> None:
