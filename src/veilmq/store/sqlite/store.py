@@ -33,6 +33,7 @@ from veilmq.store.sqlite.disk import (
     check_version,
     close_last,
     close_unchecked,
+    fold,
     is_mismatch,
     open_writer,
     reason_of,
@@ -126,7 +127,7 @@ class SqliteStore:
             self._writer.redo.open(self.directory.free_bytes() - self.directory.floor_bytes(), connection)
             if self._log is None:
                 with suppress(apsw.FullError):  # a copy of veilmq.db alone then knows which files belong to it
-                    connection.wal_checkpoint()
+                    fold(connection, self._writer.last_commit.note_folded)
         except (NotOurs, NotAppended, AppendUnknown):
             close_unchecked(connection)
             raise
@@ -137,7 +138,9 @@ class SqliteStore:
         self.readers = Readers(
             database, self.options, self.apply_log, trusting=trusting, opening=self._space.check_files
         )
-        self.checkpointer = Checkpointer(database, self.options, int(connection.pragma("page_size")))
+        self.checkpointer = Checkpointer(
+            database, self.options, int(connection.pragma("page_size")), self._writer.last_commit.note_folded
+        )
         self.reader = SqliteReader(
             self.directory, self.options, self._writer, self.readers, self.checkpointer, self.pins, self.apply_log
         )

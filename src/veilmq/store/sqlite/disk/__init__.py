@@ -13,7 +13,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import apsw
 import apsw.sqlite_extra
@@ -31,7 +31,7 @@ from veilmq.store.directory import (
     SqliteTooOld,
 )
 from veilmq.store.files import Job
-from veilmq.store.sqlite.disk import redo, schema
+from veilmq.store.sqlite.disk import own_file, redo, schema
 from veilmq.store.sqlite.disk.redo import last_commit
 from veilmq.store.sqlite.disk.redo.file import FULL, ahead, is_given_up
 from veilmq.store.sqlite.disk.rows import add_functions
@@ -203,6 +203,8 @@ def open_writer(path: Path, options: Options, *, trusting: bool = False) -> apsw
 def losses_of(path: Path, connection: apsw.Connection) -> list[str]:
     """What was acknowledged and is missing, so that a start is refused. Raises apsw.Error, msgspec.MsgspecError,
     OSError."""
+    if (cut := own_file.lacks(path, connection)) is not None:
+        return [cut]
     if not schema.is_begun(connection):
         return []
     log = path.with_name(REDO)
@@ -321,6 +323,23 @@ def open_reader(path: Path, options: Options) -> apsw.Connection:
     return connection
 
 
+Folded = Callable[[int, int], None]
+"""Gets the offset of the next event and the lease clock that the database's own file has, durably."""
+
+
+def fold(connection: apsw.Connection, folded: Folded | None) -> tuple[int, int]:
+    """Copy the WAL into the database, as far as readers let it. Returns how many pages the WAL has, and how many are
+    copied. Raises apsw.Error."""
+    mark: Any = folded and connection.execute("SELECT offset, clock FROM mark").fetchone()
+    pages = connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+    if mark and pages[0] == pages[1]:
+        # SQLite syncs the file only if nothing was committed meanwhile, as the second call shows.
+        before, pages = pages, connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+        if folded is not None and pages == before:
+            folded(*mark)
+    return pages
+
+
 class Checkpointer:
     """Copies the WAL into the database while the writer works, and lets the WAL restart between two batches.
 
@@ -330,8 +349,9 @@ class Checkpointer:
     again, whatever its size.
     """
 
-    def __init__(self, path: Path, options: Options, page_bytes: int) -> None:
+    def __init__(self, path: Path, options: Options, page_bytes: int, folded: Folded | None = None) -> None:
         self._path = path
+        self._folded = folded
         self._disk = options.disk
         self._pages_max = max(1, options.checkpoint_bytes // page_bytes)
         self.page_bytes = page_bytes
@@ -445,7 +465,7 @@ class Checkpointer:
             self.failed = error
 
     def _run(self) -> None:
-        _, self._copied = self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+        _, self._copied = fold(self._connection, self._folded)
 
     def finish(self) -> None:
         """Copy the whole WAL, so that it restarts. Call when no batch is open and the disk is full."""

@@ -7,7 +7,9 @@ beside the batches. A start, `check` and `backup` compare what they find with th
 
     slot     epoch of the database (16 bytes), number of the write (8), offset (8), clock (8), CRC-32 of these (4)
 
-Two slots, in different sectors, are written alternately: a torn write leaves the other one.
+Two slots, in different sectors, are written alternately: a torn write leaves the other one. Two more say up to which
+commit the database's own file goes, once a checkpoint has copied the whole WAL and has synced the file: under a newer
+WAL an older copy of the file is noticed by that.
 
 Before changing it: the file may lag behind the database, never be ahead of it. So it is only kept where every commit is
 synced, and what the database lacks after an operator gave it up goes from the file too. A copy of the database has an
@@ -29,7 +31,7 @@ import apsw
 from veilmq.store import Options
 from veilmq.store.directory import COMMITTED, REDO
 from veilmq.store.files import Job, RawFile, write_whole
-from veilmq.store.sqlite.disk import redo
+from veilmq.store.sqlite.disk import own_file, redo
 from veilmq.store.sqlite.disk.redo import Entry
 from veilmq.store.sqlite.disk.redo import file as redo_file
 from veilmq.store.sqlite.disk.redo.file import GIVEN_UP
@@ -38,6 +40,7 @@ _SLOT: Final = struct.Struct("<16sQQQ")
 _CHECKSUM: Final = struct.Struct("<I")
 _SLOT_BYTES: Final = _SLOT.size + _CHECKSUM.size
 _PLACES: Final = (0, 512)
+_FOLDED_PLACES: Final = (256, 768)
 _FILE_BYTES: Final = 1024
 _MAPPED: Final = frozenset({"ext4"})
 """File systems on which a write to a page of the file needs no space."""
@@ -67,6 +70,7 @@ class LastCommit:
         """
         self._last = Noted(epoch, 0, offset, clock)
         self._synced = self._last
+        self._folds = 0
         self._disk = disk = options.disk
         self._file: RawFile | None = None
         self._syncing: Job | None = None
@@ -93,6 +97,14 @@ class LastCommit:
             self._file.write(_slot(last), _PLACES[last.number & 1])
         except OSError:  # then the file lags behind until the next commit
             return
+
+    def note_folded(self, offset: int, clock: int) -> None:
+        """Write what the database's own file has, after that was synced. Any thread, one call at a time."""
+        if self._file is not None:
+            self._folds += 1
+            with suppress(OSError):  # then it lags behind until the next checkpoint
+                noted = Noted(self._last.epoch, self._folds, offset, clock)
+                self._file.write(_slot(noted), _FOLDED_PLACES[self._folds & 1])
 
     def sync(self) -> None:
         """Begin to sync the file, in a thread, unless it is synced. Call about once a second."""
@@ -122,14 +134,14 @@ def _slot(noted: Noted) -> bytes:
     return slot + _CHECKSUM.pack(crc32(slot))
 
 
-def read(path: Path) -> Noted | None:
+def read(path: Path, places: tuple[int, int] = _PLACES) -> Noted | None:
     """The newer whole slot; None: there is no such file, or the operator gave up what it knows. Raises OSError."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
         return None
     found = []
-    for place in _PLACES:
+    for place in places:
         slot = content[place : place + _SLOT_BYTES]
         if len(slot) == _SLOT_BYTES and _CHECKSUM.unpack(slot[_SLOT.size :])[0] == crc32(slot[: _SLOT.size]):
             found.append(Noted(*_SLOT.unpack(slot[: _SLOT.size])))
@@ -141,6 +153,8 @@ class Found(NamedTuple):
 
     noted: Noted | None
     """The last commit that was noted before that state."""
+    folded: Noted | None
+    """The last commit that the database's own file had, as was noted before."""
     missing: list[Entry]
     """The entries of the redo log that the database lacks."""
     is_damaged: bool
@@ -154,17 +168,19 @@ def find(database: Path, connection: apsw.Connection) -> Found:
 
     The file is read before: a running server commits on. Raises apsw.Error, msgspec.MsgspecError, OSError.
     """
-    noted = read(database.with_name(COMMITTED))
-    return Found(noted, *redo.lacking(database.with_name(REDO), connection))
+    committed = database.with_name(COMMITTED)
+    noted, folded = read(committed), read(committed, _FOLDED_PLACES)
+    return Found(noted, folded, *redo.lacking(database.with_name(REDO), connection))
 
 
 def losses(database: Path, connection: apsw.Connection, found: Found) -> list[str]:
     """What was committed and is neither in the database nor in its redo log, and what to do; empty if all is there, or
     if nothing is known. connection: in the transaction of `find`. Raises apsw.Error, OSError."""
     log, committed = database.with_name(REDO), database.with_name(COMMITTED)
-    reasons = [redo_file.loss(log, connection)]
+    reasons = [own_file.lacks(database, connection), redo_file.loss(log, connection)]
     if found.noted is not None and not redo_file.is_given_up(log):
         reasons.append(_loss(committed, found.noted, connection, found.missing))
+    reasons.append(_mixed(database, connection, found))
     return [reason for reason in reasons if reason is not None]
 
 
@@ -196,6 +212,26 @@ def _loss(path: Path, noted: Noted, connection: apsw.Connection, missing: Sequen
     lost = noted.offset - following
     what = f"{lost} events that were committed last are missing, from offset {following} on" if lost > 0 else _NO_EVENT
     return f"{what}: veilmq.db-wal or {REDO} is damaged, cut, or not of the same moment; {_advice(path)}"
+
+
+def _mixed(database: Path, connection: apsw.Connection, found: Found) -> str | None:
+    """Whether the database's own file is older than what lies beside it, or newer than its WAL, and what to do."""
+    in_file, folded = own_file.mark_of(connection), found.folded
+    rows: Any = connection.execute("SELECT offset, clock, epoch FROM mark, secret").fetchall()
+    ((*with_wal, epoch),) = rows
+    if in_file is None:
+        return None
+    if in_file > tuple(with_wal):
+        return (
+            f"{database}-wal is damaged or older than {database}, which it would damage: restore all files of one"
+            " moment, or move it and veilmq.db-shm away"
+        )
+    if folded is None or folded.epoch != epoch or in_file >= folded[2:]:
+        return None
+    return (
+        f"{database} is an earlier copy, with all before offset {in_file[0]}: it had all before {folded.offset}, and"
+        f" changes between the two may be missing; {_advice(database.with_name(COMMITTED))}"
+    )
 
 
 def _advice(path: Path) -> str:
