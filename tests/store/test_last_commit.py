@@ -14,7 +14,7 @@ from tests.support.sqlite import SMALL, store_of
 from veilmq.model.commands import StartMove
 from veilmq.model.instant import SECOND_US
 from veilmq.model.outcomes import MoveStarted
-from veilmq.model.settings.queue import RedrivePolicy
+from veilmq.model.settings.queue import QueueKey, RedrivePolicy
 from veilmq.store.directory import DatabaseFailed, DatabaseUnusable, NotOurs
 from veilmq.store.files import RealDisk
 from veilmq.store.sqlite.disk import connect
@@ -118,6 +118,80 @@ def test_a_lost_wal_of_a_closed_server_costs_nothing_or_is_refused(stage: Stage,
     wal.write_bytes(kept)
     stage.open()
     assert len(stage.peek(key, 100)) == BATCHES + 2
+
+
+def restarted(stage: Stage, queue: QueueKey, text: str) -> Path:
+    """Acknowledge a message by a transaction, be killed, and start, which copies the whole WAL into the database;
+    returns a copy of the database from between."""
+    store_of(stage)._writer.redo.close()
+    stage.send(queue, text)
+    database = killed(stage)
+    copy = database.with_name(f"earlier-{len(text)}")
+    for ending in ("", "-wal"):
+        shutil.copyfile(f"{database}{ending}", f"{copy}{ending}")
+    stage.open()
+    return copy
+
+
+def test_a_cut_database_is_refused_beside_its_wal(stage: Stage, tmp_path: Path) -> None:
+    """SQLite reads what is missing as zeros."""
+    queue = started(stage)
+    restarted(stage, queue, "x" * 100_000)
+    store_of(stage)._writer.redo.close()
+    stage.send(queue, "in the WAL")
+    database = killed(stage)
+    whole = database.read_bytes()
+    size = len(whole)
+    for lost in (1, 4096, 10 * 4096):
+        database.write_bytes(whole[:-lost])
+        refused(database, tmp_path)
+        with pytest.raises(NotOurs, match=rf"veilmq\.db is cut, to {size - lost} of {size} bytes, and .* are missing"):
+            SqliteStore(database.parent, SMALL)
+    database.write_bytes(whole)
+    stage.open()
+
+
+def test_a_short_database_is_whole_if_the_wal_has_the_rest(stage: Stage) -> None:
+    queue = started(stage)
+    store_of(stage)._writer.redo.close()
+    stage.send(queue, "x" * 100_000)
+    assert killed(stage).stat().st_size < 300_000
+    stage.open()
+    assert bodies(stage.receive(queue, 10)) == ["x" * 100_000]
+
+
+def test_an_earlier_copy_of_the_database_is_refused_beside_a_newer_wal(stage: Stage, tmp_path: Path) -> None:
+    queue = started(stage)
+    earlier = restarted(stage, queue, "first")
+    store_of(stage)._writer.redo.close()
+    stage.send(queue, "in the WAL")
+    database = killed(stage)
+    whole = database.read_bytes()
+    shutil.copyfile(earlier, database)
+    assert database.stat().st_size == len(whole)
+    refused(database, tmp_path)
+    with pytest.raises(NotOurs, match=r"veilmq\.db is an earlier copy, .* echo lost > .*committed"):
+        SqliteStore(database.parent, SMALL)
+    database.write_bytes(whole)
+    stage.open()
+    assert bodies(stage.receive(queue, 10)) == ["first", "in the WAL"]
+
+
+def test_an_earlier_wal_is_refused_beside_a_newer_database(stage: Stage, tmp_path: Path) -> None:
+    """The redo log goes on where it ends, so no event seems to be missing; but pages would be older ones."""
+    queue = started(stage)
+    earlier = restarted(stage, queue, "first")
+    stage.send(queue, "in the log")
+    stage.store.close()
+    database = store_of(stage).directory.database
+    wal = database.with_name("veilmq.db-wal")
+    shutil.copyfile(f"{earlier}-wal", wal)
+    refused(database, tmp_path)
+    with pytest.raises(NotOurs, match=r"veilmq\.db-wal is damaged or older than .*veilmq\.db, .*-shm away"):
+        SqliteStore(database.parent, SMALL)
+    wal.unlink()
+    stage.open()
+    assert bodies(stage.receive(queue, 10)) == ["first", "in the log"]
 
 
 @pytest.mark.parametrize("damage", ["zeros", "its first record"])

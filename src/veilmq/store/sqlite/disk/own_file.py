@@ -27,8 +27,8 @@ _FRAME: Final = Struct(">II8s8x")
 """Page, size of the database after a commit, salts, checksums."""
 _CELL_AT: Final = slice(8, 10)
 _LEAF_OF_ONE: Final = b"\x0d\0\0\0\1"
-_WIDTHS: Final = (0, 1, 2, 3, 4, 6, 8, None, 0, 0)
-"""Bytes of an integer, by the type that its record has for it."""
+_WIDTHS: Final = (0, 1, 2, 3, 4, 6, 8, 8, 0, 0)
+"""Bytes of a column, by its type in the record; the last two types are 0 and 1 themselves."""
 
 
 def lacks(path: Path, connection: apsw.Connection) -> str | None:
@@ -81,7 +81,6 @@ def mark_of(connection: apsw.Connection) -> tuple[int, int] | None:
     columns = []
     for kind in kinds:
         width = _WIDTHS[kind]
-        assert width is not None, kind
         columns.append(kind - 8 if kind > 7 else int.from_bytes(page[at : at + width], "big", signed=True))
         at += width
     _, clock, _, _, offset = columns

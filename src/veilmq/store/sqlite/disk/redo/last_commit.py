@@ -224,7 +224,7 @@ def _mixed(database: Path, connection: apsw.Connection, found: Found) -> str | N
     if in_file > tuple(with_wal):
         return (
             f"{database}-wal is damaged or older than {database}, which it would damage: restore all files of one"
-            " moment, or move it and veilmq.db-shm away"
+            " moment, or move the WAL and veilmq.db-shm away"
         )
     if folded is None or folded.epoch != epoch or in_file >= folded[2:]:
         return None
