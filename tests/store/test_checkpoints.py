@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
@@ -83,6 +84,28 @@ def test_what_gathered_behind_a_long_read_is_copied_though_little_is_written(sta
         assert checkpointer._bulk is not None
         checkpointer._bulk.join()
     assert checkpointer.wal_pages < gathered, "the WAL has begun anew"
+
+
+def test_what_gathered_behind_two_long_reads_is_copied_after_the_second_though_nothing_is_written(stage: Stage) -> None:
+    checkpointer = store_of(stage).checkpointer
+
+    def look() -> int:
+        assert checkpointer._bulk is not None
+        checkpointer._bulk.join()
+        stage.later(SECOND_US)
+        stage.store.apply([Sweep()], stage.clock.now)
+        checkpointer._bulk.join()
+        return checkpointer.wal_pages - checkpointer._copied
+
+    with ExitStack() as first, ExitStack() as second:
+        for reads in (first, second):
+            reads.enter_context(store_of(stage).readers.lend()).execute("SELECT count(*) FROM mark").fetchall()
+            write(stage, 30)
+        behind = look()
+        first.close()
+        assert disk._REMAINDER_PAGES < look() < behind
+        second.close()
+        assert look() == 0
 
 
 def test_commits_behind_a_long_read_do_not_each_ask_whether_it_has_ended(

@@ -252,6 +252,7 @@ class Member:
         if following.looked % LOOKS_BETWEEN_REPORTS == 0 or self.is_filling:
             registry.report(ServerState("follower", copy.follower.format, copy.follower.position.lsn))
             self._reported_ns = self._boot_ns()
+            copy.follower.look_again()
         following.silent = _note_silence(following.silent, sight, candidate)
         if sight.holder is not None and sight.epoch == copy.doubted_epoch and not registry.drained:
             self._replace(sight.owner)

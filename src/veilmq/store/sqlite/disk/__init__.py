@@ -430,7 +430,7 @@ class Checkpointer:
         Call now and then, when no batch is open."""
         if self._is_copying:
             return
-        if self._ended and not self._ahead and self.wal_pages - self._copied > _REMAINDER_PAGES:
+        if self._ended and self.wal_pages - self._copied > _REMAINDER_PAGES:
             self._begin(self.wal_pages)
 
     def _follow(self, wal_pages: int) -> None:

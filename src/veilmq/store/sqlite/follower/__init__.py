@@ -88,6 +88,10 @@ class SqliteFollower:
             self._checkpointer.committed(self._wal_pages)
             return changed
 
+    def look_again(self) -> None:
+        """See `Follower.look_again`."""
+        self._checkpointer.look_again()
+
     def queues(self, incarnations: Iterable[int] | None = None) -> dict[int, QueueInfo | None]:
         found: dict[int, QueueInfo | None] = dict.fromkeys(incarnations or ())
         row: Any
