@@ -85,6 +85,16 @@ class CountingClock(Clock):
         return super().__call__()
 
 
+class CountingFollower(SqliteFollower):
+    """Counts how often it is to look whether a long read has ended."""
+
+    looks = 0
+
+    def look_again(self) -> None:
+        self.looks += 1
+        super().look_again()
+
+
 def opened(path: Path) -> SqliteFollower:
     return SqliteFollower(path, SMALL)
 
@@ -238,10 +248,10 @@ def test_a_copy_is_filled_while_the_own_name_is_taken(cluster: Cluster, tmp_path
     cluster.kept(Registry(cluster.postgres(), cluster.shard.incarnation, killed, "", Formats(1, 1))).register()
     cluster.pair.primary.query("update veilmq.server set seen = seen - interval '2 s'")
     clock, stopping = Clock(), Event()
-    found: list[tuple[int, SqliteFollower]] = []
+    found: list[tuple[int, CountingFollower]] = []
 
     def opened(path: Path) -> SqliteFollower:
-        follower = SqliteFollower(path, SMALL)
+        follower = CountingFollower(path, SMALL)
         found.append((follower.position.lsn, follower))
         return follower
 
@@ -257,7 +267,7 @@ def test_a_copy_is_filled_while_the_own_name_is_taken(cluster: Cluster, tmp_path
         ownership = begin(lambda: member.follow(stopping)).result(20)
         assert isinstance(ownership, Ownership)
         ownership.close()
-        assert [lsn for lsn, _ in found] == [0, last]
+        assert [(lsn, follower.looks) for lsn, follower in found] == [(0, 0), (last, 1)]
     finally:
         stopping.set()
         if member.registry is not None:

@@ -19,7 +19,7 @@ from veilmq.model.settings.access import Share
 from veilmq.model.settings.queue import QueueKey
 from veilmq.store.directory import NotOurs
 from veilmq.store.log import AppendUnknown, Changed, Diverged, Entry, FormatUnknown, NotAppended, NotOwner, Record
-from veilmq.store.sqlite import effects
+from veilmq.store.sqlite import disk, effects
 from veilmq.store.sqlite.batch.memtable import BATCHES_MAX
 from veilmq.store.sqlite.disk import connect, schema
 from veilmq.store.sqlite.follower import SqliteFollower
@@ -309,6 +309,28 @@ def test_a_backup_follows_no_log(stage: Stage, tmp_path: Path) -> None:
     backup(store_of(stage).directory.database, tmp_path / "restored" / "veilmq.db", is_owner=True)
     with closing(SqliteStore(tmp_path / "restored", SMALL)) as restored:
         assert [queue.name for queue in restored.reader.queues] == ["jobs"]
+
+
+def test_a_follower_folds_in_what_gathered_behind_a_long_read_without_a_further_record(
+    stage: Stage, factory: LoggedFactory, tmp_path: Path
+) -> None:
+    queue = stage.create()
+    options = msgspec.structs.replace(SMALL, checkpoint_bytes=256 * 1024)
+    with closing(SqliteFollower(tmp_path / "copy", options)) as follower:
+        checkpointer = follower._checkpointer
+        factory.log.bring(follower)
+        with follower.look() as view:
+            view.bounds()
+            for _ in range(40):
+                stage.batch([sending(queue, "x" * 4_000)] * 20)
+                factory.log.bring(follower)
+                if checkpointer._bulk is not None:
+                    checkpointer._bulk.join()
+        assert checkpointer.wal_pages - checkpointer._copied > disk._REMAINDER_PAGES
+        follower.look_again()
+        assert checkpointer._bulk is not None
+        checkpointer._bulk.join()
+        assert checkpointer.wal_pages == checkpointer._copied
 
 
 class TestFollower:
