@@ -149,6 +149,15 @@ def test_a_cut_database_is_refused_beside_its_wal(stage: Stage, tmp_path: Path) 
             SqliteStore(database.parent, SMALL)
     database.write_bytes(whole)
     stage.open()
+    stage.store.close()
+    closed = database.read_bytes()
+    os.truncate(database, len(closed) - 4096)
+    with pytest.raises(
+        DatabaseUnusable, match=rf"malformed; the file is cut, to {len(closed) - 4096} of {len(closed)} bytes"
+    ):
+        SqliteStore(database.parent, SMALL)
+    database.write_bytes(closed)
+    stage.open()
 
 
 def test_a_short_database_is_whole_if_the_wal_has_the_rest(stage: Stage) -> None:

@@ -7,7 +7,8 @@ file under a WAL is an older copy, or a newer one. But each page of the database
 Before changing it: any state that a crash leaves must pass. A checkpoint may be half done, and its last page torn: so
 only a page with its checksum counts.
 
-Source: SQLite, "Database File Format", 1.6 (B-tree Pages), 2.1 (Record Format), 4.1 (The WAL File Format).
+Source: SQLite, "Database File Format", 1.3 (The Database Header), 1.6 (B-tree Pages), 2.1 (Record Format), 4.1 (WAL
+File Format).
 """
 
 from itertools import count, takewhile
@@ -21,6 +22,8 @@ from veilmq.store.sqlite.disk import schema
 
 _LOCK_BYTE: Final = 0x40000000
 """Its page is never written."""
+_FIRST: Final = Struct(">16xH10xI")
+"""Of the first page: the size of a page, and how many there are."""
 _WAL_HEADER_BYTES: Final = 32
 _SALTS: Final = slice(16, 24)
 _FRAME: Final = Struct(">II8s8x")
@@ -45,6 +48,18 @@ def lacks(path: Path, connection: apsw.Connection) -> str | None:
         f"{path} is cut, to {there} of {pages * size} bytes, and {missing} of its pages are missing:"
         " restore all files of one moment, or see what `veilmq check --repair` brings back"
     )
+
+
+def is_cut(path: Path) -> str:
+    """Says so if the file is shorter than its first page says, for a file that SQLite cannot read; else "". Raises
+    OSError."""
+    with path.open("rb") as file:
+        head = file.read(_FIRST.size)
+    if len(head) < _FIRST.size:
+        return ""
+    size, pages = _FIRST.unpack(head)
+    there, bytes_ = path.stat().st_size, size * pages
+    return f"; the file is cut, to {there} of {bytes_} bytes" if there < bytes_ else ""
 
 
 def _pages_of(wal: Path, size: int) -> set[int]:
