@@ -147,6 +147,7 @@ def test_a_cut_database_is_refused_beside_its_wal(stage: Stage, tmp_path: Path) 
         refused(database, tmp_path)
         with pytest.raises(NotOurs, match=rf"veilmq\.db is cut, to {size - lost} of {size} bytes, and .* are missing"):
             SqliteStore(database.parent, SMALL)
+    assert [problem for problem in check(database).problems if "veilmq.db is cut" in problem.text]
     database.write_bytes(whole)
     stage.open()
     stage.store.close()

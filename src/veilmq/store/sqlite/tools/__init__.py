@@ -30,7 +30,7 @@ from veilmq.store.sqlite.batch import history_index
 from veilmq.store.sqlite.batch.memtable import replay
 from veilmq.store.sqlite.batch.queues import PRIORITY_LINES_MAX, SETTINGS_DECODER
 from veilmq.store.sqlite.batch.rollups import HOUR_PERIODS, HOURS, MINUTES, PERIOD_SHIFT
-from veilmq.store.sqlite.disk import check_version, is_mismatch, open_reader, redo, schema, trust_pages
+from veilmq.store.sqlite.disk import check_version, is_mismatch, open_reader, own_file, redo, schema, trust_pages
 from veilmq.store.sqlite.disk.redo import Entry, last_commit
 from veilmq.store.sqlite.disk.rows import Unflushed, is_utf8, read_extras
 from veilmq.store.sqlite.messages import PLACES, ROWS_OF_A_MESSAGE
@@ -92,6 +92,9 @@ def check(database: Path, progress: Progress = _unseen, *, is_owner: bool = Fals
     connection, found = _open(database)
     missing = found.missing
     try:
+        cut = None if is_owner else own_file.lacks(database, connection)
+        if cut is not None:  # what comes next may end with an error that does not say so
+            report.add("file", cut)
         if _check_file(database, connection, report, progress):
             unflushed = _unflushed(connection, missing, report)
             _check_bodies(connection, unflushed, report, progress)
@@ -101,7 +104,8 @@ def check(database: Path, progress: Progress = _unseen, *, is_owner: bool = Fals
             _check_rollups(connection, report)
         if not is_owner:
             for reason in last_commit.losses(database, connection, found):
-                report.add("file", reason)
+                if reason != cut:
+                    report.add("file", reason)
             if (ahead_us := last_commit.ahead_us(connection, found)) > HOUR_US:
                 report.add("file", f"the lease clock is {ahead_us // SECOND_US} s ahead of what was committed last")
         if found.is_damaged:
