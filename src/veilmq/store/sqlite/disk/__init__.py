@@ -257,8 +257,8 @@ def unusable(path: Path, error: Exception) -> DatabaseUnusable:
             )
     kind = DatabaseDamaged if isinstance(error, DAMAGE) or is_mismatch(error) else DatabaseUnusable
     reason = MISMATCH if is_mismatch(error) else f"{type(error).__name__}: {error}"
-    if isinstance(error, apsw.CorruptError) and path.exists():
-        reason += own_file.is_cut(path)
+    if isinstance(error, apsw.CorruptError):
+        reason += own_file.missing_end(path)
     return kind(
         f"{path} cannot be opened ({reason}):"
         " free space if the disk is full; else look at it with `veilmq check`, and with `--repair` if it is damaged"

@@ -14,6 +14,7 @@ File Format).
 from itertools import count, takewhile
 from pathlib import Path
 from struct import Struct
+from struct import error as StructError
 from typing import Any, Final
 
 import apsw
@@ -50,16 +51,16 @@ def lacks(path: Path, connection: apsw.Connection) -> str | None:
     )
 
 
-def is_cut(path: Path) -> str:
-    """Says so if the file is shorter than its first page says, for a file that SQLite cannot read; else "". Raises
-    OSError."""
-    with path.open("rb") as file:
-        head = file.read(_FIRST.size)
-    if len(head) < _FIRST.size:
+def missing_end(path: Path) -> str:
+    """What to add to SQLite's error if the file is shorter than its first page says; else "". Call with no connection
+    open, as closing the file drops SQLite's locks."""
+    try:
+        with path.open("rb") as file:
+            size, pages = _FIRST.unpack(file.read(_FIRST.size))
+        there = path.stat().st_size
+    except (OSError, StructError):
         return ""
-    size, pages = _FIRST.unpack(head)
-    there, bytes_ = path.stat().st_size, size * pages
-    return f"; the file is cut, to {there} of {bytes_} bytes" if there < bytes_ else ""
+    return f"; the file is cut, to {there} of {size * pages} bytes" if there < size * pages else ""
 
 
 def _pages_of(wal: Path, size: int) -> set[int]:
