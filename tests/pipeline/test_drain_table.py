@@ -10,10 +10,14 @@ from deltalake import DeltaTable, write_deltalake
 from pyspark.errors import StreamingQueryException
 from tests.pipeline.drain_stage import Stage, left, send
 
+from veilmq.client.records import ObjectStore
 from veilmq.pipeline.drain import DirectoryTaken, DrainUnfinished, TableForeign, clear_checkpoint, drain
-from veilmq.pipeline.errors import PipelineError
+from veilmq.pipeline.errors import OptionInvalid, PipelineError
+from veilmq.pipeline.places import ObjectPath
 from veilmq.pipeline.sinks.ownership import check_table
+from veilmq.pipeline.sinks.parquet import SINK_LOG, Claims, check_last
 from veilmq.store.files import locked
+from veilmq.testing.for_each import for_each
 
 
 def log(place: Path, *names: str) -> None:
@@ -69,37 +73,42 @@ def test_a_drain_whose_directory_went_back_loses_nothing(spark: Any, stage: Stag
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_two_copies_of_a_drain_lose_no_message(spark: Any, stage: Stage) -> None:
+@for_each("kind", ["delta", "parquet"])
+def test_two_copies_of_a_drain_lose_no_message(kind: str, spark: Any, stage: Stage) -> None:
     """Both give their next batch the same number: the second one is not the first one, repeated."""
-    table, home, copy = stage.directory / "table", stage.directory / "d", stage.directory / "copy"
+    home, copy = stage.directory / f"{kind}-d", stage.directory / f"{kind}-copy"
+    table, name = f"{kind}:{stage.directory / kind}", f"{stage.name}-{kind}"
 
     def fail(batches: Any) -> Any:
         raise OSError("killed amid the batch")
 
-    with stage.make() as queue:
+    with stage.make(name) as queue:
+        url = stage.url(name=name)
         send(queue, ["1"])
-        drain(spark, stage.url(), f"delta:{table}", home)
+        drain(spark, url, table, home)
         shutil.copytree(home, copy)
         send(queue, ["2"])
         with pytest.raises(StreamingQueryException, match="killed amid the batch"):
-            drain(
-                spark, stage.url(), f"delta:{table}", copy, lease=600,
-                transform=lambda rows: rows.mapInArrow(fail, rows.schema),
-            )  # fmt: skip
+            drain(spark, url, table, copy, lease=600, transform=lambda rows: rows.mapInArrow(fail, rows.schema))
         send(queue, ["3"])
         with pytest.raises(DrainUnfinished, match="1 in flight"):
-            drain(spark, stage.url(), f"delta:{table}", home, until=0)
-        source = {"url": stage.url(), "directory": str(copy / "manifests")}
-        sink = {"path": str(table), "checkpointLocation": str(copy / "checkpoint")}
-        writer = spark.readStream.format("veilmq").options(**source).load().writeStream.format("veilmq-delta")
-        with pytest.raises(
-            StreamingQueryException, match="has another batch 1 of this query: its checkpoint was copied"
-        ):
+            drain(spark, url, table, home, until=0)
+        source = {"url": url, "directory": str(copy / "manifests")}
+        source |= {"table": str(stage.directory / kind)} if kind == "parquet" else {}
+        sink = {"path": str(stage.directory / kind), "checkpointLocation": str(copy / "checkpoint")}
+        form = "parquet" if kind == "parquet" else "veilmq-delta"
+        writer = spark.readStream.format("veilmq").options(**source).load().writeStream.format(form)
+        said = r"has another batch \d of this query"
+        with pytest.raises(StreamingQueryException, match=f"{said}: its checkpoint was copied"):
             writer.options(**sink).trigger(availableNow=True).start().awaitTermination()
-        with pytest.raises(TableForeign, match=r"has another batch 1 of this query.*or in its `manifests/bad_records`"):
-            drain(spark, stage.url(), f"delta:{table}", copy)
+        with pytest.raises(TableForeign, match=f"{said}.*or in its `manifests/bad_records`"):
+            drain(spark, url, table, copy)
         assert left(queue) == 1  # message 2
-    assert sorted(DeltaTable(table).to_pyarrow_table()["body"].to_pylist()) == ["1", "3"]
+        send(queue, ["4"])
+        with pytest.raises(DrainUnfinished, match="1 in flight"):
+            drain(spark, url, table, home, until=0)
+    files = DeltaTable(stage.directory / kind).file_uris() if kind == "delta" else [str(stage.directory / kind)]
+    assert sorted(row.body for row in spark.read.parquet(*files).collect()) == ["1", "3", "4"]
 
 
 @pytest.mark.slow
@@ -231,3 +240,37 @@ def test_delta_takes_a_new_query_s_rows_and_no_other_format_s(tmp_path: Path) ->
     check_table("delta", str(tmp_path), tmp_path / "checkpoint")
     with pytest.raises(TableForeign, match="is a Delta table"):
         check_table("parquet", str(tmp_path), tmp_path / "checkpoint")
+
+
+def test_a_batch_of_a_parquet_table_is_claimed_once(tmp_path: Path) -> None:
+    """Spark repeats a batch with the same manifest; another manifest under its number is another drain's."""
+    local, logged = tmp_path / "table", tmp_path / "checkpoint" / "offsets"
+    Claims(local).claim(1, "a")
+    assert not local.exists(), "Spark writes elsewhere"
+    log(local / SINK_LOG)
+    log(logged)
+    (logged / "1").write_text('v1\n{}\n{"seq":2,"file":"c","sha256":""}')
+    far = ObjectPath(ObjectStore(f"memory://{tmp_path.name}"), "table")
+    for table in (local, far):
+        one, other = Claims(table), Claims(table, lock_seconds=0)
+        for seq, manifest in ((1, "a"), (1, "a"), (2, "b"), (3, "c")):
+            one.claim(seq, manifest)
+        assert sorted(each.name for each in (table / "_claims").glob("0*")) == [f"{2:020}", f"{3:020}"]
+        refused = DirectoryTaken if table is local else TableForeign
+        with pytest.raises(refused, match=r"Another drain writes into .*process|another batch 3 of this query"):
+            other.claim(3, "d")
+        one.close()
+        for refuse in (other.claim, Claims(table).check):
+            with pytest.raises(TableForeign, match=r"another batch 3 of this query.* lacks that batch, remove .*3\."):
+                refuse(3, "d")
+        other.close()
+        one.claim(3, "c")  # killed, and started again
+        one.close()
+    with pytest.raises(TableForeign, match="another batch 2 of this query"):
+        check_last(local, logged, 1)
+    (logged / "1").write_text('v1\n{}\n{"seq":2,"file":"b","sha256":""}')
+    check_last(local, logged, 1)
+    Claims(local).claim(3, "d")  # the table lacks batch 3, and nobody wrote there
+    (local / "_claims" / f"{4:020}").mkdir()
+    with pytest.raises(OptionInvalid, match="4 of the table cannot be read: Is a directory"):
+        Claims(local).check(4, "e")

@@ -53,6 +53,8 @@ class DrainOptions(msgspec.Struct, frozen=True, kw_only=True):
     directory: str
     """For manifests: on a file system or in an object store (a URL) that driver and executors share; used by this query
     only."""
+    table: str | None = None
+    """Directory or URL of the Parquet table that Spark's own sink writes, to claim batches there (`sinks.parquet`)."""
     group: str | None = None
     """Directory above those of all drains of the same queues, on a file system."""
     queues: tuple[str, ...] = ()
@@ -127,7 +129,8 @@ def read_options(options: Mapping[str, str | Path]) -> DrainOptions:
     ):
         if not given.get(name):
             raise OptionInvalid(f"veilmq needs the option {name}.", mend)
-    given["directory"] = str(here(given["directory"]) or given["directory"])
+    for name in {"directory", "table"} & given.keys():
+        given[name] = str(here(given[name]) or given[name])
     try:
         read = msgspec.convert(given, DrainOptions, strict=False)
     except msgspec.ValidationError as error:
@@ -169,8 +172,7 @@ def _check(read: DrainOptions) -> None:
         )
     if not read.lease > 0:
         raise OptionInvalid(f"lease={read.lease:g} is not above 0 seconds.", "")
-    if not is_url(read.directory) and not Path(read.directory).is_absolute():
-        raise OptionInvalid(f"directory={read.directory!r} is relative.", "Executors need an absolute path.")
+    _check_absolute(read)
     if read.group is not None and is_url(read.group):
         raise OptionInvalid(f"group={read.group} is a URL.", "A group needs a file system that its drivers share.")
     if read.group is not None:
@@ -192,6 +194,12 @@ def _check(read: DrainOptions) -> None:
     if read.format not in {"raw", "json"}:
         raise OptionInvalid(f"format={read.format!r} is none of raw and json.", "")
     store_options_of(read)
+
+
+def _check_absolute(read: DrainOptions) -> None:
+    for name, given in (("directory", read.directory), ("table", read.table)):
+        if given is not None and not is_url(given) and not Path(given).is_absolute():
+            raise OptionInvalid(f"{name}={given!r} is relative.", "Executors need an absolute path.")
 
 
 def store_options_of(read: DrainOptions) -> dict[str, Any]:

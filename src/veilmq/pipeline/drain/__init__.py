@@ -129,6 +129,9 @@ def drain(
         raise OptionInvalid(f"directory={str(directory)!r} is a URL, and Spark's checkpoint cannot be there.", mend)
     progress = str(home / "checkpoint" if checkpoint is None else checkpoint)
     given = source_options(options) | {"url": url, "directory": str(home / "manifests")}
+    kind, _, path = sink.partition(":") if isinstance(sink, str) else ("", "", "")
+    if kind == "parquet" and (local := here(path)) is not None:
+        given.setdefault("table", str(local.absolute()))
     read = read_options(given)
     opened(read, SYSTEM).close()  # a wrong URL is a sentence here, and in Spark a page of Java's trace
     register(spark)

@@ -36,6 +36,7 @@ from veilmq.pipeline.drain.manifests import Directory, Offset, open_manifest, ta
 from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable
 from veilmq.pipeline.options import DrainOptions, rows_default
 from veilmq.pipeline.places import Place, modified, place
+from veilmq.pipeline.sinks.parquet import Claims
 
 REMEMBER_SECONDS: Final = 14 * 86_400.0
 _PAUSE_SECONDS: Final = 0.2
@@ -65,6 +66,7 @@ class Driver:
             self._cleanup = Cleanup(options, self._queue)
             self.directory = Directory(place(options.directory), self._queue.name, clock=clock)
             bad_records.adopt_former(self.directory.path)
+            self._claims = None if options.table is None else Claims(place(options.table))
         except BaseException:
             self._queue.close()
             raise
@@ -97,6 +99,8 @@ class Driver:
         self._deleter.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._cleanup.close()
+        if self._claims is not None:
+            self._claims.close()
         self.directory.close()
         self._queue.close()
 
@@ -109,6 +113,8 @@ class Driver:
     def latest(self, start: Offset, rows: int | None) -> Offset:
         """The next batch of up to `rows` messages (None: the option's value), or `start` if there are none."""
         self._start = start
+        if self._claims is not None:
+            self._claims.check(start.seq, start.file)
         self.directory.begin(start)
         self._adopt(start)
         with self._lock:
@@ -150,9 +156,11 @@ class Driver:
         return self._backlog.report(max(seqs, default=self._start.seq), oldest)
 
     def pieces(self, start: Offset, end: Offset) -> list[Span]:
-        """Tasks of the batch between two offsets. Raises ManifestDamaged."""
+        """Tasks of the batch between two offsets. Raises ManifestDamaged, TableForeign."""
         if start.seq == end.seq:
             return []
+        if self._claims is not None:
+            self._claims.claim(end.seq, end.file)
         batch = self._batches.get(end.seq)
         if batch is None or batch.path.name != end.file:
             path = self.directory.checked(end)

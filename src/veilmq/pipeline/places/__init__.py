@@ -135,6 +135,10 @@ class ObjectPath:
         """The whole object, durably."""
         self._try(self.store.put, self.key, content)
 
+    def create(self, content: bytes) -> bool:
+        """The whole object; False if it exists."""
+        return bool(self._try(self.store.create, self.key, content))
+
     def unlink(self, missing_ok: bool = False) -> None:
         """See `Path.unlink`; a missing object is no error."""
         self._try(self.store.remove, self.key)
@@ -349,7 +353,7 @@ class ObjectLock:
     def try_take(self) -> None:
         """Raises PlaceTaken; OptionInvalid if the store cannot lock."""
         if not self._is_checked:
-            self._check_store()
+            check_creates(self._directory)
             self._is_checked = True
         with self._failing():
             try:
@@ -377,23 +381,6 @@ class ObjectLock:
             except StorageLost as error:
                 raise PlaceTaken(error.holder, "") from None
 
-    def _check_store(self) -> None:
-        """A store that overwrites what it was asked to create would let two processes in."""
-        store = self._directory.store
-        key = (self._directory / f".lock-{secrets.token_hex(8)}").key
-        try:
-            can = store.create(key, b"1") and not store.create(key, b"2")
-        except (TypeError, NotImplementedError):
-            can = False
-        except ObjectStoreFailed as error:
-            raise _failed(self._directory, error) from error
-        finally:
-            with suppress(ObjectStoreFailed):
-                store.remove(key)
-        if not can:
-            wrong = f"{self._directory}: its store cannot lock, as it overwrites an object that exists."
-            raise OptionInvalid(wrong, "Name one with conditional writes (If-None-Match), or a local directory.")
-
     @contextmanager
     def _failing(self) -> Iterator[None]:
         try:
@@ -402,6 +389,24 @@ class ObjectLock:
             raise PlaceTaken("another process", "") from None
         except self._directory.store.faults as error:
             raise _failed(self._directory, error) from error
+
+
+def check_creates(directory: ObjectPath) -> None:
+    """Raises OptionInvalid if its store overwrites what it was asked to create: two processes would have it."""
+    store = directory.store
+    key = (directory / f".lock-{secrets.token_hex(8)}").key
+    try:
+        can = store.create(key, b"1") and not store.create(key, b"2")
+    except (TypeError, NotImplementedError):
+        can = False
+    except ObjectStoreFailed as error:
+        raise _failed(directory, error) from error
+    finally:
+        with suppress(ObjectStoreFailed):
+            store.remove(key)
+    if not can:
+        wrong = f"{directory}: its store cannot lock, as it overwrites an object that exists."
+        raise OptionInvalid(wrong, "Name one with conditional writes (If-None-Match), or a local directory.")
 
 
 Lock = FileLock | ObjectLock

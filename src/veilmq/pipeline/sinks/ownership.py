@@ -22,12 +22,12 @@ from veilmq.pipeline.errors import OptionInvalid, TableForeign
 from veilmq.pipeline.places import here
 from veilmq.pipeline.places.delta import table_at
 from veilmq.pipeline.sinks.claims import OFFSETS, Claim, copied, last, mark_of, went_back
+from veilmq.pipeline.sinks.parquet import SINK_LOG, check_last
 from veilmq.pipeline.tables import literal
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_SINK_LOG: Final = "_spark_metadata"
 _QUERY: Final = "metadata"
 """The file of a checkpoint that has the query's id."""
 _FILES: Final = ("*.parquet", "*=*/**/*.parquet")
@@ -53,11 +53,11 @@ def check_table(
 
     spark: lists logs that Python does not find; without it, those at a URL are not checked. mend_newer: how to fix a
     Delta table that has later or other batches; None: of a drain. Raises TableForeign, and OptionInvalid if a log
-    cannot be read.
+    cannot be read; of a drain's Parquet table as `check_last`.
     """
     table, has, files, is_delta = here(path), _NONE, False, False
     if table is not None:
-        is_delta, log = (table / "_delta_log").is_dir(), table / _SINK_LOG
+        is_delta, log = (table / "_delta_log").is_dir(), table / SINK_LOG
         if kind != "delta" and is_delta:
             raise TableForeign(f"{path} is a Delta table.", "Drain with that format, or into another place.")
         if kind == "delta" and log.is_dir():
@@ -75,6 +75,8 @@ def check_table(
         raise TableForeign(f"{path} holds rows of another query.", mend if has > reached else "Name an empty place.")
     if kind == "parquet" and has < reached:
         _check_complete(path, has, checkpoint, spark)
+    if kind == "parquet" and table is not None and (there := here(checkpoint)) is not None:
+        check_last(table, there / OFFSETS, has)
 
 
 def _check_newest(table: Path, checkpoint: Path | None, mend: str | None) -> None:
@@ -102,7 +104,7 @@ def _check_complete(path: str, has: int, checkpoint: Path | str, spark: "SparkSe
     written = _reached(checkpoint, spark, "commits")
     if written is None or written <= has:
         return
-    entry = f"{literal(path.rstrip('/'))}/{_SINK_LOG}/{{{written},{written}.compact}}"
+    entry = f"{literal(path.rstrip('/'))}/{SINK_LOG}/{{{written},{written}.compact}}"
     if spark is None or _listed(spark, entry) is None:
         mend = "Bring it back, or start again with a new table, checkpoint and directory."
         raise TableForeign(f"{path} lacks batch {written} of this query: it was removed or replaced.", mend)
