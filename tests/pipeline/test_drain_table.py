@@ -9,9 +9,20 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyspark.errors import StreamingQueryException
 from tests.pipeline.drain_stage import Stage, left, send
+from tests.users import other_user
 
+from veilmq.cli.failures import Failure
+from veilmq.cli.pipeline.session import reported
 from veilmq.client.records import ObjectStore
-from veilmq.pipeline.drain import DirectoryTaken, DrainUnfinished, TableForeign, clear_checkpoint, drain
+from veilmq.pipeline.drain import (
+    DirectoryTaken,
+    DirectoryUnwritable,
+    DrainUnfinished,
+    TableForeign,
+    clear_checkpoint,
+    drain,
+)
+from veilmq.pipeline.drain.manifests import Directory
 from veilmq.pipeline.errors import OptionInvalid, PipelineError
 from veilmq.pipeline.places import ObjectPath
 from veilmq.pipeline.sinks.ownership import check_table
@@ -274,3 +285,26 @@ def test_a_batch_of_a_parquet_table_is_claimed_once(tmp_path: Path) -> None:
     (local / "_claims" / f"{4:020}").mkdir()
     with pytest.raises(OptionInvalid, match="4 of the table cannot be read: Is a directory"):
         Claims(local).check(4, "e")
+
+
+def test_a_directory_that_is_closed_or_a_file_is_named(tmp_path: Path) -> None:
+    closed, file = tmp_path / "closed", tmp_path / "file"
+    log(closed / "checkpoint" / "offsets")
+    file.touch()
+    closed.chmod(0)
+    try:
+        with other_user():
+            for kind in ("parquet", "delta"):
+                with pytest.raises(OptionInvalid, match="cannot be read: Permission denied"):
+                    check_table(kind, str(tmp_path / "table"), closed / "checkpoint")
+            with pytest.raises(DirectoryUnwritable, match="closed/m cannot be written: Permission denied"):
+                Directory(closed / "m", "orders")
+    finally:
+        closed.chmod(0o700)
+    for table, checkpoint in ((tmp_path / "table", file), (tmp_path / "table", file / "c"), (file, closed)):
+        with pytest.raises(OptionInvalid, match=r"/file is a file\. Name a directory"):
+            check_table("delta", str(table), checkpoint)
+    with pytest.raises(DirectoryUnwritable, match=r"file/m cannot be written: File exists"):
+        Directory(file / "m", "orders")
+    with pytest.raises(Failure, match=rf"{file}/out: Not a directory"), reported():
+        (file / "out").mkdir()

@@ -48,6 +48,7 @@ _TRACES: Final = (
      "a file cannot be written", "Run it again when it can be."),
 )  # fmt: skip
 """What is found in a trace, what it means, and how to fix it."""
+_CLOSED: Final = (PermissionError, FileExistsError, NotADirectoryError, IsADirectoryError)
 _SHORT_EVENTS: Final = 4_000_000
 """Up to so many, a job takes less CPU without Java's second compiler."""
 JOB_CODES: Final = {"OptionInvalid": Exit.USAGE}
@@ -153,8 +154,9 @@ def reported(codes: Mapping[str, Exit] = JOB_CODES) -> Iterator[None]:
         for pattern, wrong, mend in _TRACES:
             if told := re.search(pattern, str(error), re.MULTILINE):
                 raise Failure(Exit.WRONG, f"{wrong}: {told[1]}", mend) from None
-        if isinstance(error, PermissionError) and error.filename is not None:
-            mend = "May this user read and write it?"
+        if isinstance(error, _CLOSED) and error.filename is not None:
+            is_closed = isinstance(error, PermissionError)
+            mend = "May this user read and write it?" if is_closed else "Move it away, or name another place."
             raise Failure(Exit.WRONG, f"{error.filename}: {error.strerror}", mend) from None
         if type(error).__name__ == "StreamingQueryException":
             raise Failure(Exit.WRONG, f"Spark: {str(error).splitlines()[0]}", "Run it again: it goes on.") from None

@@ -22,7 +22,7 @@ Before changing it: docs/pipeline-drain.md explains the order of the steps.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,7 +35,7 @@ from veilmq.model.wording import counted
 from veilmq.pipeline import register
 from veilmq.pipeline.drain.bad_records import BadRecord, read_bad_records
 from veilmq.pipeline.drain.batches.queues import opened, total
-from veilmq.pipeline.drain.manifests import is_taken
+from veilmq.pipeline.drain.manifests import is_taken, writing
 from veilmq.pipeline.errors import (
     DirectoryForeign,
     DirectoryTaken,
@@ -48,7 +48,7 @@ from veilmq.pipeline.errors import (
 )
 from veilmq.pipeline.options import DrainOptions, camel, read_options
 from veilmq.pipeline.places import Place, alone, here, make, place
-from veilmq.pipeline.sinks.ownership import check_table
+from veilmq.pipeline.sinks.ownership import check_table, readable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -135,9 +135,12 @@ def drain(
     read = read_options(given)
     opened(read, SYSTEM).close()  # a wrong URL is a sentence here, and in Spark a page of Java's trace
     register(spark)
-    make(home)
-    with alone(home, "lock", DirectoryTaken, "Another drain"):
-        clear_checkpoint(progress, home / "manifests")
+    with ExitStack() as held:
+        with writing(home):
+            make(home)
+            held.enter_context(alone(home, "lock", DirectoryTaken, "Another drain"))
+        with readable(progress):
+            clear_checkpoint(progress, home / "manifests")
         messages = batches = runs = 0
         while True:
             reader = spark.readStream.format("veilmq").options(**given)

@@ -21,6 +21,7 @@ import hashlib
 import re
 import secrets
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn
 
@@ -105,11 +106,13 @@ class Directory:
     def __init__(self, path: Place, queue: str, *, lock_seconds: float | None = None, clock: Clock = SYSTEM) -> None:
         """`queue`: the queue that is drained. Raises DirectoryTaken, DirectoryForeign."""
         self.path = path
-        places.make(path, 0o700)
+        with writing(path):
+            places.make(path, 0o700)
         if lock_seconds is None:
             lock_seconds = LOCK_SECONDS if isinstance(path, Path) else LOCK_SECONDS + places.HOLD_SECONDS
         try:
-            self._lock = places.lock_of(path, OWNER, places.Patience(lock_seconds, clock))
+            with writing(path):
+                self._lock = places.lock_of(path, OWNER, places.Patience(lock_seconds, clock))
         except PlaceTaken as error:
             self._taken(error.wrong)
         try:
@@ -217,10 +220,11 @@ class Directory:
 
     def _write_owner(self) -> None:
         try:
-            self._lock.save(msgspec.json.encode(self._owner))
+            with writing(self.path):
+                self._lock.save(msgspec.json.encode(self._owner))
         except PlaceTaken as error:
             self._taken(error.wrong)
-        except (OSError, PlaceFailed) as error:
+        except PlaceFailed as error:
             raise _unwritable(self.path, error) from error
 
 
@@ -251,9 +255,19 @@ def _decoded(directory: Place, content: bytes) -> _Owner:
 def put(path: Place, content: Any) -> None:
     """Write a file atomically and durably. Raises DirectoryUnwritable."""
     try:
-        places.put(path, content)
-    except (OSError, PlaceFailed) as error:
+        with writing(path.parent):
+            places.put(path, content)
+    except PlaceFailed as error:
         raise _unwritable(path.parent, error) from error
+
+
+@contextmanager
+def writing(directory: Place) -> Iterator[None]:
+    """Turns an OSError into DirectoryUnwritable."""
+    try:
+        yield
+    except OSError as error:
+        raise _unwritable(directory, error) from error
 
 
 def _unwritable(directory: Place, error: OSError | PlaceFailed) -> DirectoryUnwritable:

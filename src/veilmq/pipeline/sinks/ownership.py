@@ -15,6 +15,8 @@ default file system is not the local one.
 """
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -46,6 +48,21 @@ _CHANGE_COPY: Final = (
 """For a drain whose checkpoint is a copy's."""
 
 
+@contextmanager
+def readable(*given: Path | str) -> Iterator[None]:
+    """Raises OptionInvalid if one of these directories, or one that is looked at in the body, is a file or closed to
+    this user. A directory may be missing, and one at a URL is not looked at."""
+    try:
+        for directory in filter(None, map(here, given)):
+            first = next(each for each in (directory, *directory.parents) if each.exists())
+            if not first.is_dir():
+                raise OptionInvalid(f"{directory} cannot be: {first} is a file.", "Name a directory.")
+        yield
+    except OSError as error:
+        wrong = f"{error.filename} cannot be read: {error.strerror}."
+        raise OptionInvalid(wrong, "Let this user read it, or name another directory, and run it again.") from None
+
+
 def check_table(
     kind: str, path: str, checkpoint: Path | str, spark: "SparkSession | None" = None, mend_newer: str | None = None
 ) -> None:  # fmt: skip
@@ -53,8 +70,15 @@ def check_table(
 
     spark: lists logs that Python does not find; without it, those at a URL are not checked. mend_newer: how to fix a
     Delta table that has later or other batches; None: of a drain. Raises TableForeign, and OptionInvalid if a log
-    cannot be read; of a drain's Parquet table as `check_last`.
+    cannot be read, or a directory is none; of a drain's Parquet table as `check_last`.
     """
+    with readable(path, checkpoint):
+        _check(kind, path, checkpoint, spark, mend_newer)
+
+
+def _check(
+    kind: str, path: str, checkpoint: Path | str, spark: "SparkSession | None", mend_newer: str | None
+) -> None:  # fmt: skip
     table, has, files, is_delta = here(path), _NONE, False, False
     if table is not None:
         is_delta, log = (table / "_delta_log").is_dir(), table / SINK_LOG
