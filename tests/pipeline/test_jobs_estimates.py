@@ -9,6 +9,7 @@ from tests.pipeline.histories_stage import frame
 from tests.support.histories import Law, Workload, bimodal, history, lognormal, pareto
 
 from veilmq.client.timeouts import Costs
+from veilmq.estimate.schedule import RATE_PRIOR
 from veilmq.pipeline.estimates import Curve, Sample, sample_of
 from veilmq.pipeline.estimates.buckets import (
     BOUNDS,
@@ -26,7 +27,16 @@ from veilmq.pipeline.estimates.tails import tail_of
 from veilmq.pipeline.jobs.attempts import attempts
 from veilmq.pipeline.jobs.split import _split
 from veilmq.pipeline.jobs.survival import _quantiles, quantiles
-from veilmq.pipeline.jobs.timeouts import _curve, best_timeout, crash_rate, other_timeouts, plan, rated, recommend
+from veilmq.pipeline.jobs.timeouts import (
+    _curve,
+    best_timeout,
+    crash_rate,
+    other_timeouts,
+    plan,
+    possible_rates,
+    rated,
+    recommend,
+)
 from veilmq.testing.for_each import for_each
 
 BELIEVED = Costs(crashes_per_second=1 / 1_000)
@@ -388,15 +398,22 @@ class TestCrashRate:
         assert np.all(np.diff(crash_rate(np.arange(20), 1e4, 1e-3)) > 0)
 
 
-@for_each("seen", [0.0, 1.0, 40.0])
-def test_other_histories_have_other_crashes(seen: float) -> None:
-    """Costs and gains have intervals over them: also where none was seen, for the next one may come at any time."""
-    finished = np.zeros(len(BOUNDS))
-    finished[[200, 210, 220]] = 400
-    _, crashes = Curve(Sample(finished, np.zeros(len(BOUNDS)), seen, 1e4)).resampled_continued
-    assert np.mean(crashes) == pytest.approx(seen + 0.5, rel=0.3)
-    assert np.std(crashes) == pytest.approx((seen + 0.5) ** 0.5, rel=0.3)
-    assert np.min(crashes) > 0, "each of them costs something"
+def test_the_crashes_that_were_seen_leave_a_range_of_rates() -> None:
+    """Costs and gains have intervals over it: also where none was seen, for the next one may come at any time. Where
+    the believed rate is right within a factor of ten, as the prior says, 95 of 100 intervals cover the true one."""
+    random, believed = np.random.default_rng(37), 1 / 7_200
+    likely = believed * np.exp(random.normal(0, RATE_PRIOR, 400))
+    for true in (likely, *(np.full(400, 1 / seconds) for seconds in (2_000, 50_000, 200_000))):
+        for exposure_s in (20_000.0, 300_000.0, 1e7):
+            inside = 0
+            for rate in true:
+                seen = Sample(np.zeros(1), np.zeros(1), float(random.poisson(rate * exposure_s)), exposure_s)
+                rates = possible_rates(seen, believed, 500)
+                low, high = np.quantile(rates, [0.025, 0.975])
+                inside += low <= rate <= high
+                assert 0 < rates.min() < low < crash_rate(seen.crashes, exposure_s, believed) < high
+            assert inside >= 0.92 * len(true), (rate, exposure_s, inside)
+            assert true is not likely or inside <= 0.98 * len(true), "too wide"
 
 
 def test_work_of_hours_needs_a_timeout_of_hours() -> None:

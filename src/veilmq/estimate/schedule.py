@@ -56,7 +56,7 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
             raise ParameterInvalid(parameter="late_mean", reason="must be above 0")
 
 
-_RATE_PRIOR: Final = log(10.0)
+RATE_PRIOR: Final = log(10.0)
 """The given crash rate is right within a factor of ten: the standard deviation of its logarithm."""
 _RATE_STEPS: Final = 60
 
@@ -68,11 +68,11 @@ def crash_rate(crashes: float, exposure_s: float, believed: float) -> float:
     work and dominate short work; this one gives way after two or three crashes.
     """
     centre = log(max(believed, 1e-12))
-    # Find the zero of a decreasing function: crashes - rate * exposure_s - (log(rate) - centre) / _RATE_PRIOR**2.
+    # Find the zero of a decreasing function: crashes - rate * exposure_s - (log(rate) - centre) / RATE_PRIOR**2.
     low, high = centre - 40, max(centre, log(max(crashes, 1e-12) / max(exposure_s, 1e-9)))
     for _ in range(_RATE_STEPS):
         middle = (low + high) / 2
-        if crashes - exp(middle) * exposure_s > (middle - centre) / _RATE_PRIOR**2:
+        if crashes - exp(middle) * exposure_s > (middle - centre) / RATE_PRIOR**2:
             low = middle
         else:
             high = middle

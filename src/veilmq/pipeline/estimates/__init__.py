@@ -388,24 +388,20 @@ class Curve:
         return self._falling(self.alive, self.done, self.cut, self.extended())
 
     @cached_property
-    def resampled_continued(self) -> tuple[Any, Any]:
-        """`resampled`, with curves that go on so. Where nobody knows how they do, half of them end at the reach. As
-        many crashes as those that were seen leave possible, also where few were or none (a Poisson law's mean, by
-        Jeffreys' prior)."""
+    def resampled_continued(self) -> Any:
+        """The curves of `resampled`, continued so. Where nobody knows how they do, half of them end at the reach."""
         finished, censored, _ = self._drawn
         curves = self._falling(kaplan_meier(finished, censored), finished, censored, self.resampled[0])
-        if self._tail is not None and not self._tail.agrees:
-            ended = self.resampled[0].copy()
-            ended[:, self.last :] = 0.0
-            curves = np.concatenate([curves, ended])
-        crashes = np.random.default_rng(5).gamma(self.sample.crashes + 0.5, size=RESAMPLES)
-        return curves, np.tile(crashes, len(curves) // RESAMPLES)
+        if self._tail is None or self._tail.agrees:
+            return curves
+        ended = self.resampled[0].copy()
+        ended[:, self.last :] = 0.0
+        return np.concatenate([curves, ended])
 
     @property
-    def chosen_continued(self) -> tuple[Any, Any]:
-        """The curves of `chosen`, continued so, and as many crashes."""
-        curves, crashes = self.resampled_continued
-        return (self.chosen[0] if self._tail is None else curves[:RESAMPLES]), crashes[:RESAMPLES]
+    def chosen_continued(self) -> Any:
+        """The curves of `chosen`, continued so."""
+        return self.chosen[0] if self._tail is None else self.resampled_continued[:RESAMPLES]
 
     @cached_property
     def _tail(self) -> Tail | None:

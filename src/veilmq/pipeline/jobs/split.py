@@ -40,8 +40,8 @@ def split(cells: "DataFrame", costs: "Costs | None" = None) -> "DataFrame":
     recovery_s and together_recovery_s: from a crash to the next start, with the part's own timeout and with the common
     one; together_cost and split_cost: per attempt of the whole queue, likewise; gain: the share of the cost that the
     split saves. One part: leave the queue as it is. The part's median, its timeout and the gain of these parts and
-    timeouts have a 95 % interval (the last two by a bootstrap of the messages); a high of null is beyond what was seen,
-    and a median of null `median_low_s` or more.
+    timeouts have a 95 % interval (the last two by a bootstrap of the messages, and the gain's with crash rates from
+    `possible_rates`); a high of null is beyond what was seen, and a median of null `median_low_s` or more.
     """
     given = costs
 
@@ -56,8 +56,16 @@ def split(cells: "DataFrame", costs: "Costs | None" = None) -> "DataFrame":
 
 def _split(rows: Any, given: "Costs | None") -> list[dict[str, Any]]:
     from veilmq.estimate.schedule import Costs
-    from veilmq.pipeline.estimates import FINISHED_MIN, Curve, sample_of
-    from veilmq.pipeline.jobs.timeouts import crash_rate, crash_share, longest, other_timeouts, rated, with_interval
+    from veilmq.pipeline.estimates import FINISHED_MIN, RESAMPLES, Curve, sample_of
+    from veilmq.pipeline.jobs.timeouts import (
+        crash_rate,
+        crash_share,
+        longest,
+        other_timeouts,
+        possible_rates,
+        rated,
+        with_interval,
+    )
 
     rows = rows.assign(type=rows["type"].where(rows["type"].notna(), None))
     found = [
@@ -78,9 +86,8 @@ def _split(rows: Any, given: "Costs | None") -> list[dict[str, Any]]:
     timeout = _best(whole, costs, parts)
     together = sum(float(_price(each, timeout, costs).cost(costs)) * each.attempts for each in parts)
     believed = (given or Costs()).crashes_per_second
-    rates, priced = (
-        crash_rate(crashes, whole.sample.exposure_s, believed) for _, crashes in (whole.chosen, whole.chosen_continued)
-    )
+    rates = crash_rate(whole.chosen[1], whole.sample.exposure_s, believed)
+    priced = possible_rates(whole.sample, believed, RESAMPLES)
     first = rows.iloc[0]
     result: list[dict[str, Any]] = []
     other_costs: Any = 0.0
@@ -89,7 +96,7 @@ def _split(rows: Any, given: "Costs | None") -> list[dict[str, Any]]:
         crash = crash_share(curve.continued(), costs.crashes_per_second)
         price, median = _price(curve, own, costs), curve.quantile(0.5)
         shortest_s, longest_s = other_timeouts(curve.chosen[0], rates, costs, own, longest(curve))
-        other_costs = other_costs + curve.attempts * _costs(curve.chosen_continued[0], priced, costs, own, timeout)
+        other_costs = other_costs + curve.attempts * _costs(curve.chosen_continued, priced, costs, own, timeout)
         result.append(
             {name: first[name] for name in ("account", "region", "queue")}
             | {

@@ -48,6 +48,8 @@ _PLANNED: Final = 12
 """So many other samples get a schedule of their own: that takes some milliseconds each."""
 _STUDENT: Final = 2.2
 """Standard deviations of an interval that covers the truth in 95 of 100 cases, if estimated from so many samples."""
+_RATES: Final = 500
+"""Rates of crashes looked at on each side of the likeliest."""
 _AWAY: Final = 4.0
 """No other sample's best timeout is looked for further away than by this factor."""
 _NEAR: Final = 1.05
@@ -116,6 +118,29 @@ def crash_rate(crashes: Any, exposure_s: float, believed: float) -> Any:
     return np.vectorize(lambda each: crash_rate(float(each), exposure_s, believed))(crashes)
 
 
+def possible_rates(sample: "Sample", believed: float, number: int) -> Any:
+    """So many crash rates (per second) that the seen crashes leave possible: draws from the posterior whose mode is
+    `crash_rate`. The same sample gives the same draws.
+
+    An interval of modes that other histories would have had is too narrow after few crashes: no history has fewer than
+    none. Source: Gelman and others, Bayesian Data Analysis (2013), 2.6 (the Poisson model) and 10.3 (drawing from a
+    grid).
+    """
+    import numpy as np
+
+    from veilmq.estimate.schedule import RATE_PRIOR
+
+    mode = float(crash_rate(sample.crashes, sample.exposure_s, believed))
+    away = np.geomspace(1e-4, 10 * RATE_PRIOR, _RATES)  # in logarithms: fine where many crashes make it narrow
+    logs = np.concatenate([-away[::-1], [0.0], away])
+    expected = mode * sample.exposure_s
+    prior = (np.log(mode) - np.log(max(believed, 1e-12)) + logs) ** 2 / (2 * RATE_PRIOR**2)
+    likely = sample.crashes * logs - expected * np.exp(logs) - prior
+    shares = np.cumsum(np.exp(likely - likely.max()) * np.gradient(logs))
+    drawn = np.random.default_rng(5).uniform(size=number)
+    return mode * np.exp(np.interp(drawn, shares / shares[-1], logs))
+
+
 def best_timeout(
     alive: Any, costs: "Costs", longest_s: float, *, near: float = 1.0, parts: Sequence[Any] = ()
 ) -> tuple[float, bool]:
@@ -171,8 +196,10 @@ def plan(alive: Any, costs: "Costs", margins: Sequence[float] | None = None) -> 
 
 
 def recommend(rows: Any, given: "Costs | None") -> dict[str, Any]:
+    import numpy as np
+
     from veilmq.estimate.schedule import Costs
-    from veilmq.pipeline.estimates import FINISHED_MIN, Curve, doubted, sample_of, silent_were
+    from veilmq.pipeline.estimates import FINISHED_MIN, RESAMPLES, Curve, doubted, sample_of, silent_were
     from veilmq.pipeline.estimates.buckets import names_of
 
     curve = Curve(sample_of(rows))
@@ -191,10 +218,11 @@ def recommend(rows: Any, given: "Costs | None") -> dict[str, Any]:
     alive = curve.extended()
     row["basis"] = curve.law.name if curve.law else "level" if alive[-1] > 1e-3 else "curve"
     believed = (given or Costs()).crashes_per_second
-    resampled, priced = (
-        (curves, crash_rate(crashes, curve.sample.exposure_s, believed))
-        for curves, crashes in (curve.resampled, curve.resampled_continued)
-    )
+    curves, crashes = curve.resampled
+    resampled = curves, crash_rate(crashes, curve.sample.exposure_s, believed)
+    curves = curve.resampled_continued
+    rates = possible_rates(curve.sample, believed, RESAMPLES)
+    priced = curves, np.tile(rates, len(curves) // RESAMPLES)
     plain = _plain(curve, resampled, priced, costs)
     if not plain:
         row["note"] = f"over {100 * TWICE_MAX:.0f} % take longer than any timeout: let workers extend"
