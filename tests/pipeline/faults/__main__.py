@@ -142,6 +142,7 @@ class Stream:
             found["part file"] = lambda: len(list(table.rglob("part-*"))) if table.is_dir() else 0
         if self.sink == "parquet":
             found["sink log"] = lambda: count(table / "_spark_metadata", str.isdigit)
+            found["claim"] = lambda: max((int(each.name) for each in (table / "_claims").glob("0*")), default=0)
         if self.sink == "delta" and self.store is None:
             found["sink log"] = lambda: count(table / "_delta_log", lambda name: name.endswith(".json"))
         return found

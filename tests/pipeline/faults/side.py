@@ -217,6 +217,8 @@ def stream_of(spark: Any, given: dict[str, str]) -> Any:
     """url, directory (of manifests), marks, sink (delta, parquet, queue), table (or the target's URL), storage."""
     marks = given["marks"]
     source = spark.readStream.format("veilmq-faulty").option("marks", marks).option("maxRows", given["rows"])
+    if given["sink"] == "parquet":
+        source = source.option("table", given["table"])
     frame = source.option("url", given["url"]).option("directory", given["directory"]).option("lease", "2").load()
     if given["sink"] == "queue":
         from pyspark.sql import functions as f
