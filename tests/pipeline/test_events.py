@@ -8,6 +8,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from tests.support.histories import Workload, history, lognormal, write
+from tests.users import other_user
 
 from veilmq.client.adapters.connect import connect
 from veilmq.model.errors import VeilError
@@ -303,6 +305,11 @@ class TestBadInput:
         (tmp_path / "veilmq.db").touch()
         with pytest.raises(HistoryGap, match="is a data directory"), unchanged(str(tmp_path)):
             pass
+        with TemporaryDirectory() as made:  # what is in tmp_path is closed to other users altogether
+            Path(made).chmod(0o755)
+            (Path(made) / "day=2026-01-01").mkdir(0)
+            with other_user(), pytest.raises(PermissionError, match="day=2026-01-01"):
+                ParquetHistory(made).bounds()
 
     def test_a_file_whose_labels_are_no_text(self, exported: Path, tmp_path: Path) -> None:
         copy = shutil.copytree(exported, tmp_path / "copy")

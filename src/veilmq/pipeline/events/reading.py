@@ -12,6 +12,7 @@ import re
 import ssl
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any, Final, NamedTuple, Protocol
 from urllib.parse import SplitResult, urlencode, urlsplit
@@ -28,7 +29,7 @@ from veilmq.pipeline.errors import (
     TokenRefused,
 )
 from veilmq.pipeline.events import ARROW_SCHEMA, check_columns, check_kinds, plain
-from veilmq.pipeline.places import Place, is_url, place, source
+from veilmq.pipeline.places import ObjectPath, Place, is_url, place, source
 
 ARROW: Final = "application/vnd.apache.arrow.stream"
 REQUEST_ROWS_MAX: Final = 1_000_000
@@ -331,12 +332,16 @@ class ParquetHistory:
         self.epoch = ""
 
     def files(self) -> list[tuple[int, int, Place]]:
-        """First offset, the one after the last, and path of every file, in order. Raises HistoryGap.
+        """First offset, the one after the last, and path of every file, in order. Raises HistoryGap, PermissionError.
 
         The ranges do not overlap, though files may (see `export`): of each file the events of its range count.
         """
-        named = []
-        for path in place(self.directory).glob("day=*/offset-*.parquet"):
+        named, home = [], place(self.directory)
+        if not isinstance(home, ObjectPath):
+            for day in home.glob("day=*"):
+                with suppress(FileNotFoundError, NotADirectoryError):
+                    next(day.iterdir(), None)  # raises PermissionError: a glob passes over a closed directory
+        for path in home.glob("day=*/offset-*.parquet"):
             name = _FILE.search(path.name)
             if name:
                 named.append((int(name[1]), -int(name[2]), str(path), path))
