@@ -20,7 +20,7 @@ from tests.support.ports import kept_ports
 from veilmq.admin.api.views import shown_client
 from veilmq.cli.options import duration_us as read_duration
 from veilmq.cli.output import duration, instant, printable, time_text
-from veilmq.cli.remote.tables import failure_text, message_blocks
+from veilmq.cli.remote.tables import event_table, failure_text, message_blocks
 from veilmq.cli.remote.workers import client_text
 from veilmq.model.errors import DiskLow
 from veilmq.store.directory import DATABASE
@@ -556,6 +556,12 @@ def test_holders_of_a_queue(veilmq: Run) -> None:
     assert veilmq("queues", "holders", "none").code == 1
 
 
+BOTO3 = (
+    "Boto3/1.44.8 md/Botocore#1.44.8 ua/2.1 os/linux#6.1 md/arch#x86_64 lang/python#3.11.2 md/pyimpl#CPython "
+    "exec-env/AWS_ECS_FARGATE m/E,e,Z,b,N cfg/retry-mode#standard app/mailer Botocore/1.44.8"
+)
+
+
 def test_workers(veilmq: Run) -> None:
     veilmq("queues", "create", "orders")
     veilmq("send", "orders", "a")
@@ -569,6 +575,7 @@ def test_workers(veilmq: Run) -> None:
     assert "command line" in veilmq("workers").out
     pushing = shown_client("push", "push", "")
     assert client_text(pushing) == "the server's pushes"
+    assert client_text(shown_client("sqs", "any", BOTO3)) == "Boto3/1.44.8 app/mailer Botocore/1.44.8 (sqs, any)"
     assert veilmq("workers", "--client", "nobody").err == "no worker was seen\n"
     (worker,) = veilmq("workers", "--queue", "orders", "--sort", "holds", "--messages", "5", "--json").json[0][
         "workers"
@@ -625,7 +632,7 @@ def test_failures_of_a_queue(veilmq: Run) -> None:
     assert veilmq("queues", "failures", "--prefix", "other").err == "nothing failed\n"
 
 
-def test_events_are_chosen_and_runs_are_folded(veilmq: Run) -> None:
+def test_events_are_chosen_and_runs_are_folded(veilmq: Run, capsys: pytest.CaptureFixture[str]) -> None:
     for queue in ("orders", "others"):
         veilmq("queues", "create", queue)
         veilmq("send", queue, "--lines", stdin="a\n" * 20)
@@ -647,6 +654,8 @@ def test_events_are_chosen_and_runs_are_folded(veilmq: Run) -> None:
     assert table.count("extended") == 4
     assert len(veilmq("trace", message["id"], "--json").json[0]["events"]) == 6
     assert "is none of content_updated, " in veilmq("events", "--kind", "nope").err
+    event_table([sent[0] | {"protocol": "sqs", "principal": "any", "client": BOTO3}])
+    assert " sqs any Boto3/1.44.8 app/mailer Botocore/1.44.8 " in capsys.readouterr().out
     assert " UTC" in veilmq("peek", "orders").out
     listed = veilmq("queues", "list", "--json").json
     assert all(0 < queue["oldest_age_us"] < 10**9 for queue in listed)

@@ -25,6 +25,7 @@ from starlette.responses import HTMLResponse
 from veilmq.admin.story import rounded, span
 from veilmq.console import ApiRefused
 from veilmq.model.instant import DAY_US, HOUR_US, MILLISECOND_US, MINUTE_US, SECOND_US
+from veilmq.model.wording import short_client
 
 _SIZES: Final = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
@@ -223,7 +224,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters = (duration, count, many, blocked, rate, size, iso, clock_time, ago)
+    filters = (duration, count, many, blocked, rate, size, iso, clock_time, ago, short_client)
     made.filters |= {each.__name__: each for each in filters}
     made.globals["parts"] = made.get_template("parts.html").module
     return made

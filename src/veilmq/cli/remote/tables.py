@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from veilmq.cli.output import duration, instant, print_json, printable, table
-from veilmq.model.wording import counted
+from veilmq.model.wording import counted, short_client
 
 if TYPE_CHECKING:
     from veilmq.cli.remote import Asked
@@ -183,7 +183,7 @@ def _event_row(event: Mapping[str, Any], kind: str) -> list[object]:
         "" if event["attempt"] is None else event["attempt"],
         duration(event["lease_us"]) if event["lease_us"] is not None else "",
         duration(event["held_us"]) if event["held_us"] is not None else "",
-        " ".join(event[name] for name in ("protocol", "principal", "client") if event[name]),
+        " ".join(filter(None, (event["protocol"], event["principal"], short_client(event["client"] or "")))),
         _why(event["kind"], event["detail"] or {}),
     ]
 

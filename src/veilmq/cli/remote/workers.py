@@ -22,7 +22,7 @@ from veilmq.cli.failures import Exit, Failure
 from veilmq.cli.options import Everything, Prefix, Queue, duration_us, queue_names, seconds
 from veilmq.cli.output import LEFT_OUT, duration, fitted_columns, instant, print_json, printable, table
 from veilmq.model.instant import MINUTE_US
-from veilmq.model.wording import counted
+from veilmq.model.wording import counted, short_client
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -290,7 +290,7 @@ def client_text(client: Mapping[str, Any]) -> str:
     if client["host"] is not None:
         text = f"{client['host']} pid {client['process']}"
     else:
-        text = client["name"] or client["client"] or "a client without a name"
+        text = client["name"] or short_client(client["client"]) or "a client without a name"
     return printable(f"{text} ({client['protocol']}, {client['principal']})")
 
 
