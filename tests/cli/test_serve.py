@@ -551,7 +551,7 @@ def test_help_and_version(veilmq: Any) -> None:
     for arguments, told in (
         (["--help"], "Exit codes"),
         (["serve", "--help"], "--tls-cert"),
-        (["--help"], "  serve       Serve until SIGTERM or SIGINT; SIGHUP reads the credentials\n"),
+        (["--help"], "Commands:\n  serve       Serve queues over SQS, Azure Queue Storage and MNS until SIGTERM\n"),
         (["--version"], "veilmq "),
     ):
         done = veilmq(*arguments)

@@ -37,6 +37,13 @@ from veilmq.cli.signals import ended_by_interrupt
 from veilmq.cli.work import register as register_work
 from veilmq.cli.work import register_verify
 
+_ORDER: Final = (
+    "serve", "doctor", "version", "queues", "send", "receive", "extend", "delete", "peek", "purge", "messages",
+    "find", "trace", "events", "templates", "topics", "moves", "jobs", "quarantine", "workers", "top", "accounts",
+    "console", "work", "calibrate", "bridge", "import", "verify", "keys", "backup", "restore", "check", "upgrade",
+    "clock", "cluster", "pipeline",
+)  # fmt: skip
+"""The commands as `veilmq --help` lists them: what a new user needs first, then what is done together."""
 _EPILOG: Final = (
     "Exit codes: 0 done; 1 found something wrong or was refused; 2 a flag, variable or file is wrong; 3 the data "
     "directory is held, open to others, of another release or not ours; 4 a port is in use or nobody answers; 5 the "
@@ -74,7 +81,7 @@ def application() -> typer.Typer:
     )
     app.callback()(_options)
     app.command("serve", help=_serve.__doc__, epilog=_EPILOG)(takes_settings(_serve))
-    keys = typer.Typer(help="Access keys.", no_args_is_help=True, rich_markup_mode=None)
+    keys = typer.Typer(help="Make access keys, and keys for encryption.", no_args_is_help=True, rich_markup_mode=None)
     keys.command("new")(_new_key)
     app.add_typer(keys, name="keys")
     app.command("backup")(_backup)
@@ -95,7 +102,8 @@ def application() -> typer.Typer:
 @cache
 def _command() -> Any:
     """All commands, ready to run. They take 20 ms to build, and a process may run several."""
-    command = typer.main.get_command(application())
+    command: Any = typer.main.get_command(application())
+    command.commands = dict(sorted(command.commands.items(), key=lambda named: _ORDER.index(named[0])))
     _adapt(command)
     return command
 
@@ -168,7 +176,9 @@ def _options(
 
 
 def _serve(flags: dict[str, Any]) -> None:
-    """Serve until SIGTERM or SIGINT; SIGHUP reads the credentials file, the certificate and the issuer's keys again.
+    """Serve queues over SQS, Azure Queue Storage and MNS until SIGTERM or SIGINT.
+
+    SIGHUP reads the credentials file, the certificate and the issuer's keys again.
 
     Every flag can also be given as VEILMQ_NAME in the environment, or as name in the TOML file of --config.
     """

@@ -37,7 +37,9 @@ _Json = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    cluster = typer.Typer(help="Several servers that share their queues.", no_args_is_help=True, rich_markup_mode=None)
+    cluster = typer.Typer(
+        help="Set up and run several servers that share their queues.", no_args_is_help=True, rich_markup_mode=None
+    )
     cluster.command("init")(_init)
     cluster.command("status")(_status)
     cluster.command("handover")(_hand_over)

@@ -102,7 +102,9 @@ _NOT_OF: Final = {"loop": ("start", "until")}
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     pipeline = typer.Typer(
-        help="Analyses of the history, computed on Spark.", no_args_is_help=True, rich_markup_mode=None
+        help="Compute timeouts from the history, and drain queues into tables, on Spark.",
+        no_args_is_help=True,
+        rich_markup_mode=None,
     )
     jobs: dict[str, Callable[..., None]] = {
         "attempts": _attempts,

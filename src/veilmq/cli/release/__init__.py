@@ -37,7 +37,7 @@ def register(app: typer.Typer) -> None:
 
 
 def _version(data: Data = Path("veilmq-data"), as_json: Json = False) -> None:
-    """What is installed here, in full, for a report of a bug: it holds no secret and no name of a queue."""
+    """Print what a bug report needs to say of this installation: it holds no secret and no name of a queue."""
     found = installed() | {"data": _data(data)}
     if as_json:
         print(json.dumps(found))
@@ -150,7 +150,7 @@ def _upgrade(
     data: Data = Path("veilmq-data"),
     as_json: Json = False,
 ) -> None:
-    """What this release would do to a data directory: formats, space, and whether there is a way back.
+    """Say what this release would do to a data directory: formats, space, and whether there is a way back.
 
     An upgrade itself is to install the release and start the server. Exits 1 if something stands in the way, 3 if this
     release does not read the directory.

@@ -225,13 +225,13 @@ def register(app: typer.Typer) -> None:
         "templates": {"list": list_templates},
     }
     for group, text in (
-        ("queues", "Queues."),
-        ("topics", "Topics."),
-        ("moves", "Message move tasks."),
-        ("jobs", "Bulk acts that the server carries out: redrive, move, delete, purge, release."),
-        ("quarantine", "Damaged messages that nobody receives."),
-        ("templates", "Messages that are kept under names, to be sent again."),
-        ("clock", "The machine's clock."),
+        ("queues", "Make, list, change and delete queues, and look into them."),
+        ("topics", "List topics and their subscriptions."),
+        ("moves", "Move dead letters back to where they came from, or elsewhere."),
+        ("jobs", "Redrive, move, delete, purge or release all messages that match."),
+        ("quarantine", "List, export and delete damaged messages, which nobody receives."),
+        ("templates", "Keep messages under names, to be sent again."),
+        ("clock", "Accept a step of the machine's clock."),
     ):
         noun = typer.Typer(help=text, no_args_is_help=True, rich_markup_mode=None)
         for name, body in looking.get(group, {}).items():
