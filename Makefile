@@ -123,8 +123,8 @@ setup-clients: setup-test $(CLIENT_STAMPS)
 	@tools/install-venv.sh requirements/kubernetes.txt $(@D)
 	@touch $@
 
-# What builds the site of the documentation: it needs nothing of .venv, and .venv nothing of it.
-.tools/docs/.installed: requirements/docs.txt tools/install-venv.sh | $(TEST_STAMP)
+# What builds the site of the documentation, in a place of its own.
+.tools/docs/.installed: requirements/docs.txt tools/install-venv.sh | $(RUN_STAMP)
 	@tools/install-venv.sh requirements/docs.txt $(@D)
 	@touch $@
 
@@ -187,7 +187,7 @@ release: setup .tools/release/cyclonedx/.installed
 	@touch $@
 
 # The site of the documentation, in site/: strict, without a network, and readable as files.
-docs: setup-test
+docs: setup .tools/docs/.installed
 	@$(BIN)/python tools/site/build.py site
 
 lint: setup-test

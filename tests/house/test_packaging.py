@@ -9,6 +9,7 @@ import sys
 import tarfile
 import tomllib
 import zipfile
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,15 @@ def test_pythons_are_those_that_were_tried() -> None:
     page = (ROOT / "docs" / "releases.md").read_text()
     rows = re.findall(r"^\|.*Python (3\.\d+).*\| (.*) \|$", page, re.MULTILINE)
     assert {version for version, said in rows if not said.startswith("not tried")} == named == set(TESTED)
+
+
+def test_the_site_of_the_documentation_needs_no_package_of_development() -> None:
+    asked = ["make", "--dry-run", "--always-make", "docs"]
+    assert "requirements/dev.txt" not in subprocess.run(asked, cwd=ROOT, capture_output=True, text=True).stdout
+    texts = [path.read_text() for path in (ROOT / "tools" / "site").glob("*.py")]
+    imported = set(re.findall(r"^(?:import|from) (\w+)", "\n".join(texts), re.MULTILINE)) - {"reference", "veilmq"}
+    places = metadata.packages_distributions()
+    assert [place for name in imported for place in places.get(name, ()) if place not in locked("run.txt")] == []
 
 
 def test_every_make_target_of_tests_is_in_the_list_of_a_release() -> None:

@@ -20,7 +20,6 @@ from pathlib import Path
 from posixpath import dirname, join, normpath, relpath
 from urllib.parse import unquote, urlsplit
 
-import yaml
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
@@ -222,10 +221,10 @@ class Site:
         for section, pages in sections.items():
             if pages:
                 navigation.append({section: [{self.titles[page]: f"{page}.md"} for page in pages]})
-        configuration = yaml.safe_load((Path(__file__).parent / "site.yml").read_text())
-        configuration["nav"] = navigation
-        configuration["plugins"][-1]["mkdocstrings"]["handlers"]["python"]["paths"] = [str(ROOT / "src")]
-        (self.place / "mkdocs.yml").write_text(yaml.safe_dump(configuration, sort_keys=False))
+        configuration = (
+            (Path(__file__).parent / "site.yml").read_text().replace("SOURCES", json.dumps(str(ROOT / "src")))
+        )
+        (self.place / "mkdocs.yml").write_text(f"{configuration}nav: {json.dumps(navigation)}\n")
 
 
 def build(place: Path) -> None:
