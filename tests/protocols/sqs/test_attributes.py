@@ -18,6 +18,7 @@ from veilmq.model.settings.queue import (
     RedrivePermission,
     RedrivePolicy,
 )
+from veilmq.protocols import show
 from veilmq.protocols.sqs.addresses import arn, queue_of_arn
 from veilmq.protocols.sqs.attributes import NAMES, attributes_of, settings_change
 from veilmq.protocols.sqs.errors import Refusal
@@ -206,11 +207,13 @@ BY_QUEUE_ALONE = ". You can specify source queue ARNs only when the permission t
     ],
 )
 def test_wrong_redrive_allow_policies(policy: object, reason: str) -> None:
-    words = (
-        "Invalid value for the parameter RedriveAllowPolicy. Reason: Amazon SQS can't create the redrive allow policy"
-    )
+    """The codes as in yavosh/pail, sqs-edge-cases."""
     text = policy if isinstance(policy, str) else json.dumps(policy)
-    assert refused({"RedriveAllowPolicy": text}) == ("InvalidAttributeValue", words + reason)
+    code, start = "InvalidParameterValue", f"Value {show(text)} for parameter RedriveAllowPolicy is invalid."
+    if reason == UNSUPPORTED:
+        code, start = "InvalidAttributeValue", "Invalid value for the parameter RedriveAllowPolicy."
+    words = f"{start} Reason: Amazon SQS can't create the redrive allow policy{reason}"
+    assert refused({"RedriveAllowPolicy": text}) == (code, words)
 
 
 @for_each(

@@ -171,8 +171,11 @@ def test_answers_to_pages_name_the_origin() -> None:
             request(body=b"Action=CreateQueue&QueueName=q&Attribute.1.Name=&Attribute.1.Value=a"),
             (400, "InvalidAttributeName"),
         ),
-        (request(body=b"Action=CreateQueue&" + b"Attribute.1.Value." * 20_000 + b"=a"), (400, "MissingParameter")),
-        (request(body=b"Action=CreateQueue&" + b"SendMessageBatchRequestEntry.1." * 10_000), (400, "MissingParameter")),
+        (request(body=b"Action=CreateQueue&" + b"Attribute.1.Value." * 20_000 + b"=a"), (400, "InvalidParameterValue")),
+        (
+            request(body=b"Action=CreateQueue&" + b"SendMessageBatchRequestEntry.1." * 10_000),
+            (400, "InvalidParameterValue"),
+        ),
         (request(body=b"Action=CreateQueue&Tag.1.Key=a&Tag.2.Key=a"), (400, "InvalidParameterValue")),
         (request(body=b"Action=CreateQueue&Attributes=x&Attribute.1.Name=a"), (400, "MalformedQueryString")),
         (request(x_amz_target="AmazonSQS.Nonsense"), (400, "InvalidAction")),
@@ -187,7 +190,8 @@ def test_answers_to_pages_name_the_origin() -> None:
             (400, "InvalidMessageContents"),
         ),
         (request(x_amz_target="AmazonSQS.SendMessage", body=b'{"a":' + b"[" * 100_000), (400, "MalformedInput")),
-        (request(x_amz_target="AmazonSQS.SendMessage"), (400, "MissingParameter")),
+        # yavosh/pail, sqs-edge-cases
+        (request(x_amz_target="AmazonSQS.SendMessage"), (400, "AWS.SimpleQueueService.NonExistentQueue")),
     ],
 )
 def test_what_is_no_request_is_refused(asked: Request, expected: tuple[int, str]) -> None:

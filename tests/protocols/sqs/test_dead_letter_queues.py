@@ -129,7 +129,7 @@ class TestRedriveAllowPolicy:
             assert json.loads(shown["RedriveAllowPolicy"]) == policy
         else:
             code, text = served.refused(client.set_queue_attributes, QueueUrl=url, Attributes=given)
-            assert (code, "between 1 and 10 source queue ARNs" in text) == ("InvalidAttributeValue", True)
+            assert (code, "between 1 and 10 source queue ARNs" in text) == ("InvalidParameterValue", True)
 
     @for_each(("count", "taken"), [(0, False), (1, True), (2, True), (999, True), (1000, True), (1001, False)])
     def test_the_limits_of_the_receive_count(self, served: Any, client: Any, count: int, taken: bool) -> None:

@@ -162,8 +162,11 @@ def test_errors() -> None:
         ),
     )
     # Errors that the model lacks are in another namespace: http4k/http4k #1336, brefphp/laravel-bridge #154.
-    for given, shape in ((b"", b"MissingRequiredParameter"), (b',"MaxNumberOfMessages":0', b"InvalidParameterValue")):
-        _, answer = json("ReceiveMessage", f'{{"QueueUrl":"{URL if given else ""}"{given.decode()}}}')
+    for operation, given, shape in (
+        ("DeleteMessage", "", b"MissingRequiredParameter"),
+        ("ReceiveMessage", ',"MaxNumberOfMessages":0', b"InvalidParameterValue"),
+    ):
+        _, answer = json(operation, f'{{"QueueUrl":"{URL}"{given}}}')
         assert answer.body.startswith(b'{"__type":"com.amazon.coral.service#%bException",' % shape)
     _, answer = query(b"Action=PurgeQueue", ERROR, target=b"/000000000000/q")
     assert answer == Response(

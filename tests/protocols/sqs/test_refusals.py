@@ -178,7 +178,15 @@ REFUSED = [
             ("change_message_visibility_batch", "", {"ReceiptHandle": "x", "VisibilityTimeout": 1}),
         )
     ],
-    ("create_queue", {}, "MissingParameter", "The request must contain the parameter QueueName."),
+    *[
+        (
+            method,
+            {},
+            "InvalidParameterValue",
+            "Value for parameter QueueName is invalid. Reason: Must specify a queue name.",
+        )
+        for method in ("create_queue", "get_queue_url")
+    ],
     (
         "create_queue",
         {"QueueName": "a.b"},

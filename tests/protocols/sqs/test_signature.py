@@ -448,7 +448,7 @@ def test_yesterdays_scope_is_refused_with_a_right_signature_before_it(codec: Cod
 @for_each(
     ("authorization", "code"),
     [
-        (None, "MissingAuthenticationToken"),
+        (None, "AccessDenied"),
         (b"", "IncompleteSignature"),
         (b"Basic YTpi", "IncompleteSignature"),
         (b"hush", "IncompleteSignature"),

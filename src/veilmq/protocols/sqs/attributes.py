@@ -279,26 +279,25 @@ def _set_redrive_allow(change: SettingsChange, text: str, queue: QueueKey) -> No
     permission, arns = policy.redrive_permission, policy.source_queue_arns or []
     if permission is not RedrivePermission.BY_QUEUE:
         if arns:
-            raise _bad_redrive_allow(". You can specify source queue ARNs only when the permission type is byQueue.")
+            reason = "You can specify source queue ARNs only when the permission type is byQueue."
+            raise invalid_value("RedriveAllowPolicy", text, f"{_NO_REDRIVE_ALLOW}. {reason}")
     elif not 1 <= len(arns) <= limits.REDRIVE_SOURCES_MAX:
-        raise _bad_redrive_allow(
-            ". When you specify the byQueue permission type, you must also specify between 1 and "
-            f"{limits.REDRIVE_SOURCES_MAX} source queue ARNs."
-        )
+        most = limits.REDRIVE_SOURCES_MAX
+        reason = f"When you specify the byQueue permission type, you must also specify between 1 and {most}"
+        raise invalid_value("RedriveAllowPolicy", text, f"{_NO_REDRIVE_ALLOW}. {reason} source queue ARNs.")
     sources = tuple(source for source in map(queue_of_arn, arns) if source is not None)
     if len(sources) != len(arns):
         raise _bad_redrive_allow(_UNSUPPORTED)
     change["redrive_allow"] = RedriveAllowPolicy(permission, sources)
 
 
+_NO_REDRIVE_ALLOW: Final = "Amazon SQS can't create the redrive allow policy"
 _UNSUPPORTED: Final = ", as it\u2019s in an unsupported format."
 
 
 def _bad_redrive_allow(reason: str) -> Refusal:
-    text = (
-        "Invalid value for the parameter RedriveAllowPolicy. Reason: Amazon SQS can't create the redrive allow policy"
-    )
-    return Refusal(errors.INVALID_ATTRIBUTE_VALUE, text + reason)
+    text = "Invalid value for the parameter RedriveAllowPolicy. Reason:"
+    return Refusal(errors.INVALID_ATTRIBUTE_VALUE, f"{text} {_NO_REDRIVE_ALLOW}{reason}")
 
 
 def _set_content_deduplication(change: SettingsChange, text: str, queue: QueueKey) -> None:

@@ -57,8 +57,8 @@ class Asked(msgspec.Struct, gc=False):
 
     def queue(self, url: str | None) -> QueueKey:
         """The queue that a QueueUrl names. Raises Refusal."""
-        if not url:
-            raise missing("QueueUrl")
+        if not url:  # in JSON; the Query form has the URL of the request (yavosh/pail, sqs-edge-cases)
+            raise Refusal(errors.QUEUE_DOES_NOT_EXIST, errors.NO_QUEUE)
         return self.caller.queues.get(url) or self._resolved(url)
 
     def _resolved(self, url: str) -> QueueKey:

@@ -98,7 +98,6 @@ MALFORMED_INPUT: Final = _common("SerializationException", "MalformedInput", 400
 MALFORMED_QUERY_STRING: Final = _common("SerializationException", "MalformedQueryString", 400)
 METHOD_NOT_SUPPORTED: Final = _common("UnknownOperationException", "UnsupportedHttpVerb", 405)
 MISSING_ACTION: Final = _common("UnknownOperationException", "MissingAction", 400)
-MISSING_AUTHENTICATION_TOKEN: Final = _common("MissingAuthenticationTokenException", "MissingAuthenticationToken", 403)
 NO_SUCH_VERSION: Final = _common("UnknownOperationException", "NoSuchVersion", 400)
 REQUEST_EXPIRED: Final = _common("RequestExpired", "RequestExpired", 400)
 """For a signed URL past its X-Amz-Expires."""
@@ -184,6 +183,14 @@ def invalid_value(parameter: str, value: object, reason: str) -> Refusal:
 def missing(parameter: str) -> Refusal:
     """MissingParameter in AWS's wording."""
     return Refusal(MISSING_PARAMETER, f"The request must contain the parameter {parameter}.")
+
+
+def no_queue_name() -> Refusal:
+    """CreateQueue and GetQueueUrl without a name: of this code, though DeleteMessage without its handle is
+    MissingParameter (AWS, as recorded in yavosh/pail, test/diff: sqs-errors, sqs-edge-cases)."""
+    return Refusal(
+        INVALID_PARAMETER_VALUE, "Value for parameter QueueName is invalid. Reason: Must specify a queue name."
+    )
 
 
 def too_long(limit_bytes: int, of_batch: bool = False) -> Refusal:

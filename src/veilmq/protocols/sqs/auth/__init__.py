@@ -27,7 +27,7 @@ from veilmq.model.commands import CLIENT_NAME_CHARACTERS_MAX, Origin
 from veilmq.model.instant import SECOND_US, Instant
 from veilmq.model.settings.access import DEVELOPMENT_ACCOUNT, AccessKey, Keyring
 from veilmq.model.settings.queue import QueueKey
-from veilmq.protocols import Bounded, Keyed, Request
+from veilmq.protocols import Bounded, Keyed, Request, address_used
 from veilmq.protocols.sqs import errors
 from veilmq.protocols.sqs.addresses import region_of_host
 from veilmq.protocols.sqs.auth.signature_parts import (
@@ -157,7 +157,9 @@ class Verifier:
                 return self._verify_query(request, wall)
             if any(b"AWSAccessKeyId=" in given for given in (request.query, request.body)):
                 raise too_old()
-            raise Refusal(errors.MISSING_AUTHENTICATION_TOKEN, "Request is missing Authentication Token")
+            # yavosh/pail, sqs-auth-errors; the words as in DanielDaCosta/apiGateway-sqs-lambda #1.
+            shown = f"{address_used(request, False)}{request.path.decode('latin-1')}"[:256]
+            raise Refusal(errors.ACCESS_DENIED, f"Access to the resource {shown} is denied.")
         headers = request.headers
         prefix = authorization[:-_SIGNATURE_HEX]
         scheme = self._schemes.get(prefix)

@@ -50,7 +50,7 @@ def plan_create(asked: Asked, given: CreateQueueInput) -> Plan:
     """CreateQueue."""
     name = given.queue_name
     if not name:
-        raise missing("QueueName")
+        raise errors.no_queue_name()
     attributes = given.attributes or {}
     queue = QueueKey(asked.caller.key.account, asked.caller.region, name)
     # A FIFO queue needs both the suffix and the attribute; either alone is refused.
@@ -100,7 +100,7 @@ def plan_get_url(asked: Asked, given: GetQueueUrlInput) -> Plan:
     """GetQueueUrl."""
     name, owner = given.queue_name, given.queue_owner_aws_account_id
     if not name:
-        raise missing("QueueName")
+        raise errors.no_queue_name()
     if owner is not None and not limits.ACCOUNT.match(owner):
         raise invalid_value("QueueOwnerAWSAccountId", owner, "An account id has 12 digits.")
     caller = asked.caller
