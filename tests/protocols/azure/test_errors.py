@@ -37,6 +37,36 @@ def test_faults_are_named_as_their_codes() -> None:
         assert fault.message.endswith(".")
 
 
+@for_each(
+    ("fault", "words"),
+    [
+        # Azure/azure-sdk-for-java #15008, Azure/azure-kusto-node #218, Azure/azure-functions-host #8412
+        (
+            errors.AUTHENTICATION_FAILED,
+            "Server failed to authenticate the request. Make sure the value of Authorization header is formed "
+            "correctly including the signature.",
+        ),
+        # Azure/azure-sdk-for-python #28984, Particular/docs.particular.net #4653
+        (errors.INVALID_RESOURCE_NAME, "The specifed resource name contains invalid characters."),
+        # Azure/azure-storage-node #295
+        (errors.INVALID_URI, "The requested URI does not represent any resource on the server."),
+        # Azure/azure-storage-python #300, Azure/azure-sdk-for-net #44848
+        (errors.MESSAGE_NOT_FOUND, "The specified message does not exist."),
+        # Azure/azure-sdk-for-python #28984
+        (errors.QUEUE_BEING_DELETED, "The specified queue is being deleted."),
+        # Azure/azure-sdk-for-java #40920
+        (
+            errors.INVALID_TOKEN,
+            "Server failed to authenticate the request. Please refer to the information in the "
+            "www-authenticate header.",
+        ),
+    ],
+)
+def test_the_words_are_those_that_the_service_sent(fault: Fault, words: str) -> None:
+    """Programs search for them, so they are not corrected."""
+    assert fault.message == words
+
+
 def test_every_operation_is_a_row_with_documented_letters() -> None:
     letters = {
         name: (row.account_types, row.account_permissions, row.queue_permissions) for name, row in OPERATIONS.items()

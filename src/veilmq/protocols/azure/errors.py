@@ -2,7 +2,8 @@
 
 Strategy: a `Fault` is a row of data: code, status, message. `Refusal` carries a fault with extra elements to the edge
 of the codec; nothing else is raised here. `fault_of` is the one total table from `VeilError` to faults. Source: "Common
-REST API error codes" and "Queue Storage error codes" on learn.microsoft.com.
+REST API error codes" and "Queue Storage error codes" on learn.microsoft.com; two texts as the service sends them
+(Azure/azure-sdk-for-java #15008, Azure/azure-sdk-for-python #28984).
 """
 
 from collections.abc import Callable
@@ -32,7 +33,7 @@ class Fault(msgspec.Struct, frozen=True):
 AUTHENTICATION_FAILED: Final = Fault(
     "AuthenticationFailed",
     403,
-    "Server failed to authenticate the request. Make sure the value of the Authorization header is formed correctly "
+    "Server failed to authenticate the request. Make sure the value of Authorization header is formed correctly "
     "including the signature.",
 )
 AUTHORIZATION_FAILURE: Final = Fault(
@@ -95,7 +96,7 @@ INVALID_QUERY_PARAMETER_VALUE: Final = Fault(
     "InvalidQueryParameterValue", 400, "Value for one of the query parameters specified in the request URI is invalid."
 )
 INVALID_RESOURCE_NAME: Final = Fault(
-    "InvalidResourceName", 400, "The specified resource name contains invalid characters."
+    "InvalidResourceName", 400, "The specifed resource name contains invalid characters."
 )
 INVALID_TOKEN: Final = Fault(
     "InvalidAuthenticationInfo",

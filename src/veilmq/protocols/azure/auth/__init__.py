@@ -207,9 +207,10 @@ class Verifier:
             if matches(_NO_SECRET if account is None else account.secrets, read, given) and account is not None:
                 origin = origin_of(account.name, headers.get(b"user-agent", b""))
                 return Caller(account, account.key, Way.SHARED_KEY, origin)
-        shown = text.decode("utf-8", "replace").replace("\n", "\\n")
-        detail = "The MAC signature found in the HTTP request is not the same as any computed signature."
-        raise unauthenticated(f"{detail} Server used following string to sign: '{shown}'.")
+        # Azure/azure-storage-python #254.
+        found = f"The MAC signature found in the HTTP request '{show(signature.decode('latin-1'))}'"
+        detail = f"{found} is not the same as any computed signature. Server used following string to sign"
+        raise unauthenticated(f"{detail}: '{text.decode('utf-8', 'replace')}'.")
 
     def _by_sas(
         self,

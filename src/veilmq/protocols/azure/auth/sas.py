@@ -227,8 +227,7 @@ def _read(parameters: dict[str, str], place: Place, account: NamedAccount | None
 def _check_signature(parameters: dict[str, str], secrets: tuple[bytes, ...], text: str, known: bool) -> None:
     given = read_signature(parameters.get("sig", "").encode())
     if not matches(secrets, text.encode(), given) or not known:  # the same text, so that a stranger learns nothing
-        shown = text.replace("\n", "\\n")
-        raise unauthenticated(f"Signature did not match. String to sign used was {shown}")
+        raise unauthenticated(f"Signature did not match. String to sign used was {text}")
 
 
 def _secrets(account: NamedAccount | None) -> tuple[bytes, ...]:
