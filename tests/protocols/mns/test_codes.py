@@ -112,12 +112,44 @@ ROWS: dict[str, tuple[int, Callable[[Any], Any]]] = {
 }
 
 
+_NAME = "should start with alpha or digit and contain only alpha, digit or -."
+WORDS = {
+    "AccessDenied": "The OwnerId that your Access Key Id associated to is forbidden for this operation.",
+    "InvalidAccessKeyId": "The AccessKey Id you provided is not exist.",
+    "SignatureDoesNotMatch": "The request signature we calculated does not match the signature you provided. Check "
+    "your key and signing method.",
+    "InvalidAuthorizationHeader": "The Authorization header format is invalid.",
+    "MissingAuthorizationHeader": "Authorization header is required.",
+    "InvalidDateHeader": "The Date header format is invalid.",
+    "MissingDateHeader": "Date header is required.",
+    "TimeExpired": "The http request you sent is expired.",
+    "InvalidDegist": "The Content-MD5 you specified is invalid.",
+    "InvalidArgument": "The value of VisibilityTimeout should between 1 and 43200 seconds.",
+    "MalformedXML": "The XML you provided was not well-formed.",
+    "InvalidRequestURL": "Http request URL format invalid.",
+    "InvalidQueryString": 'Http request URL contains invalid querystring item "waitseconds".',
+    "MissingReceiptHandle": "ReceiptHandle is required.",
+    "MissingVisibilityTimeout": "VisibilityTimeout is required.",
+    "ReceiptHandleError": "The receipt handle you provide is not valid.",
+    "InvalidQueueName": f"The queue name you provided is invalid. QueueName {_NAME}",
+    "QueueNameLengthError": "Queue name length should between 1 and 120.",
+    "TopicNameInvalid": f"The topic name you provided is invalid. TopicName {_NAME}",
+    "QueueNotExist": "The queue name you provided is not exist.",
+    "MessageNotExist": "Message not exist.",
+    "QueueAlreadyExist": "The queue you want to create is already exist.",
+    "QueueDeletedRecently": "The queue you want to create is deleted recently.",
+}
+"""How the message begins: the page "Error codes" (help.aliyun.com/document_detail/27501.html); of a name with what is
+allowed today."""
+
+
 @for_each("code", ROWS, fresh="wire")
 def test_the_code_is_reached(wire: Any, code: str) -> None:
     status, ask = ROWS[code]
     answer = ask(wire)
     assert (answer.code, answer.status) == (code, status)
     assert answer.status == errors.FAULTS[code].status
+    assert answer.text("Message").startswith(WORDS.get(code, ""))
 
 
 def test_no_code_is_without_a_row() -> None:

@@ -242,11 +242,6 @@ def test_refusals(wire: Any, how: dict[str, Any], code: str, status: int) -> Non
     assert (answer.code, answer.status) == (code, status)
 
 
-def test_texts_of_the_service(wire: Any) -> None:
-    assert wire.ask("GET", QUEUE, key="AKIDNOBODY").text("Message") == "The access Id you provided does not exist."
-    assert wire.ask("GET", QUEUE, secret="x").text("Message").startswith("The request signature we calculated does not")
-
-
 @for_each(("shift_s", "code"), [(-899, None), (899, None), (-902, "TimeExpired"), (902, "TimeExpired")])
 @for_each("header", ["date", "x-mns-date"])
 def test_a_date_may_be_15_minutes_off(wire: Any, header: str, shift_s: int, code: str | None) -> None:

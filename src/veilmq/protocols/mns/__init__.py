@@ -87,7 +87,8 @@ class Codec:
     def denied(self, call: Call, action: Action) -> Response:
         """The response if the caller's key was not granted the action."""
         text = f"{call.key.id} was not granted {action.value}, which {call.row.name} needs."
-        return self._refused(Refusal(errors.ACCESS_DENIED, text), call.asked.request)
+        refusal = Refusal(errors.ACCESS_DENIED, f"{errors.ACCESS_DENIED.message} {text}")
+        return self._refused(refusal, call.asked.request)
 
     def _refused(self, refusal: Refusal, request: Request) -> Response:
         return _error(refusal, request.request_id, url_start(self._endpoint, request))

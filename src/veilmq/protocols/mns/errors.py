@@ -1,7 +1,10 @@
 """MNS errors: the codes with their statuses, refusals, and the total table from VeilMQ's errors to them.
 
 Strategy: a `Fault` is an error on the wire; `Refusal` carries one to the codec's edge. The table names each leaf of
-`veilmq.model.errors`, which a test checks. Source: MNS's page "Error codes".
+`veilmq.model.errors`, which a test checks. The messages are those of the source, uncorrected, because programs search for
+them; what we add follows in a sentence of its own.
+
+Source: MNS's page "Error codes" (help.aliyun.com/document_detail/27501.html).
 """
 
 from collections.abc import Callable
@@ -20,38 +23,44 @@ class Fault(NamedTuple):
     message: str
 
 
-ACCESS_DENIED: Final = Fault("AccessDenied", 403, "The key was not granted this operation.")
-INVALID_ACCESS_KEY_ID: Final = Fault("InvalidAccessKeyId", 403, "The access Id you provided does not exist.")
+ACCESS_DENIED: Final = Fault(
+    "AccessDenied", 403, "The OwnerId that your Access Key Id associated to is forbidden for this operation."
+)
+INVALID_ACCESS_KEY_ID: Final = Fault("InvalidAccessKeyId", 403, "The AccessKey Id you provided is not exist.")
 SIGNATURE_DOES_NOT_MATCH: Final = Fault(
     "SignatureDoesNotMatch",
     403,
     "The request signature we calculated does not match the signature you provided. Check your key and signing method.",
 )
 INVALID_AUTHORIZATION_HEADER: Final = Fault(
-    "InvalidAuthorizationHeader", 400, "The Authorization header is neither `MNS id:signature` nor of signature V4."
+    "InvalidAuthorizationHeader", 400, "The Authorization header format is invalid."
 )
 MISSING_AUTHORIZATION_HEADER: Final = Fault("MissingAuthorizationHeader", 400, "Authorization header is required.")
-INVALID_DATE_HEADER: Final = Fault("InvalidDateHeader", 400, "The date is not in the form of RFC 1123.")
+INVALID_DATE_HEADER: Final = Fault("InvalidDateHeader", 400, "The Date header format is invalid.")
 MISSING_DATE_HEADER: Final = Fault("MissingDateHeader", 400, "Date header is required.")
 MISSING_VERSION_HEADER: Final = Fault("MissingVersionHeader", 400, "x-mns-version header is required.")
 INVALID_VERSION_HEADER: Final = Fault("InvalidVersionHeader", 400, "The value of x-mns-version must be 2015-06-06.")
-TIME_EXPIRED: Final = Fault(
-    "TimeExpired", 408, "The http request you sent is expired. Its date is more than 15 minutes off."
-)
-INVALID_DIGEST: Final = Fault("InvalidDegist", 400, "The value of Content-MD5 does not fit the body.")
+TIME_EXPIRED: Final = Fault("TimeExpired", 408, "The http request you sent is expired.")
+INVALID_DIGEST: Final = Fault("InvalidDegist", 400, "The Content-MD5 you specified is invalid.")
 INVALID_ARGUMENT: Final = Fault("InvalidArgument", 400, "A value in the request is not allowed.")
 MALFORMED_XML: Final = Fault("MalformedXML", 400, "The XML you provided was not well-formed.")
-INVALID_REQUEST_URL: Final = Fault("InvalidRequestURL", 400, "The request URL or its method is not one of this API.")
-INVALID_QUERY_STRING: Final = Fault("InvalidQueryString", 400, "The query string is invalid.")
+INVALID_REQUEST_URL: Final = Fault("InvalidRequestURL", 400, "Http request URL format invalid.")
+INVALID_QUERY_STRING: Final = Fault("InvalidQueryString", 400, "Http request URL contains invalid querystring item.")
 MISSING_RECEIPT_HANDLE: Final = Fault("MissingReceiptHandle", 400, "ReceiptHandle is required.")
 MISSING_VISIBILITY_TIMEOUT: Final = Fault("MissingVisibilityTimeout", 400, "VisibilityTimeout is required.")
-RECEIPT_HANDLE_ERROR: Final = Fault("ReceiptHandleError", 400, "The receipt handle you provided is not valid.")
+RECEIPT_HANDLE_ERROR: Final = Fault("ReceiptHandleError", 400, "The receipt handle you provide is not valid.")
 INVALID_QUEUE_NAME: Final = Fault(
-    "InvalidQueueName", 400, "A queue's name has letters, digits and hyphens, and begins with a letter or digit."
+    "InvalidQueueName",
+    400,
+    "The queue name you provided is invalid. QueueName should start with alpha or digit and contain only alpha, digit "
+    "or -.",
 )
-QUEUE_NAME_LENGTH_ERROR: Final = Fault("QueueNameLengthError", 400, "A queue's name has at most 120 characters.")
+QUEUE_NAME_LENGTH_ERROR: Final = Fault("QueueNameLengthError", 400, "Queue name length should between 1 and 120.")
 TOPIC_NAME_INVALID: Final = Fault(
-    "TopicNameInvalid", 400, "A topic's name has letters, digits and hyphens, and begins with a letter or digit."
+    "TopicNameInvalid",
+    400,
+    "The topic name you provided is invalid. TopicName should start with alpha or digit and contain only alpha, digit "
+    "or -.",
 )
 TOPIC_NAME_LENGTH_ERROR: Final = Fault("TopicNameLengthError", 400, "A topic's name has at most 120 characters.")
 SUBSCRIPTION_NAME_INVALID: Final = Fault(
@@ -67,9 +76,7 @@ QUEUE_NOT_EXIST: Final = Fault("QueueNotExist", 404, "The queue name you provide
 TOPIC_NOT_EXIST: Final = Fault("TopicNotExist", 404, "The topic name you provided is not exist.")
 SUBSCRIPTION_NOT_EXIST: Final = Fault("SubscriptionNotExist", 404, "The subscription name you provided is not exist.")
 MESSAGE_NOT_EXIST: Final = Fault("MessageNotExist", 404, "Message not exist.")
-QUEUE_ALREADY_EXIST: Final = Fault(
-    "QueueAlreadyExist", 409, "The queue you want to create is already exist with other attributes."
-)
+QUEUE_ALREADY_EXIST: Final = Fault("QueueAlreadyExist", 409, "The queue you want to create is already exist.")
 TOPIC_ALREADY_EXIST: Final = Fault(
     "TopicAlreadyExist", 409, "The topic you want to create is already exist with other attributes."
 )
@@ -77,7 +84,7 @@ SUBSCRIPTION_ALREADY_EXIST: Final = Fault(
     "SubscriptionAlreadyExist", 409, "The subscription you want to create is already exist with other attributes."
 )
 QUEUE_NUM_EXCEEDED_LIMIT: Final = Fault("QueueNumExceededLimit", 400, "The number of queues exceeds the limit.")
-QUEUE_DELETED_RECENTLY: Final = Fault("QueueDeletedRecently", 400, "The queue was deleted recently.")
+QUEUE_DELETED_RECENTLY: Final = Fault("QueueDeletedRecently", 400, "The queue you want to create is deleted recently.")
 TOO_MANY_REQUESTS: Final = Fault("TooManyRequests", 429, "More is waiting than the server takes. Please retry.")
 INTERNAL_ERROR: Final = Fault("InternalError", 500, "The server failed; the outcome of the request is unknown.")
 INTERNAL_SERVER_ERROR: Final = Fault("InternalServerError", 500, "The request was not carried out. Please retry.")
@@ -119,7 +126,7 @@ def out_of_range(name: str, minimum: int, maximum: int, noun: str = "") -> Refus
 def malformed(reason: str, line: int | None = None, column: int | None = None) -> Refusal:
     """MalformedXML."""
     place = "" if line is None else f" (line {line}, column {column})"
-    return Refusal(MALFORMED_XML, f"The XML you provided was not well-formed: {reason}{place}.")
+    return Refusal(MALFORMED_XML, f"{MALFORMED_XML.message} {reason[0].upper()}{reason[1:]}{place}.")
 
 
 def _with_text(fault: Fault) -> Callable[[VeilError, AnyCommand], Refusal]:

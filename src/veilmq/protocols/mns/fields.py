@@ -49,9 +49,13 @@ def read_query(query: bytes) -> dict[str, str]:
             raise Refusal(errors.INVALID_QUERY_STRING, "The query string is not UTF-8.") from None
         name_lower = given.lower()
         if name_lower in parameters:
-            raise Refusal(errors.INVALID_QUERY_STRING, f"The parameter {show(given)} is given more than once.")
+            raise Refusal(errors.INVALID_QUERY_STRING, f"{_item(show(given))} It is given more than once.")
         parameters[name_lower] = text
     return parameters
+
+
+def _item(name: str) -> str:
+    return f'{errors.INVALID_QUERY_STRING.message[:-1]} "{name}".'
 
 
 def whole_number(parameters: dict[str, str], name: str, minimum: int, maximum: int, noun: str = "") -> int | None:
@@ -60,7 +64,7 @@ def whole_number(parameters: dict[str, str], name: str, minimum: int, maximum: i
     if text is None:
         return None
     if not _INTEGER.match(text):
-        raise Refusal(errors.INVALID_QUERY_STRING, f"The value of {name} is not a whole number.")
+        raise Refusal(errors.INVALID_QUERY_STRING, f"{_item(name)} Its value is not a whole number.")
     value = integer(text)
     if value is None or not minimum <= value <= maximum:
         raise out_of_range(name, minimum, maximum, noun)
@@ -74,7 +78,7 @@ def flag(parameters: dict[str, str], name: str) -> bool:
         return False
     value = boolean(text)
     if value is None:
-        raise Refusal(errors.INVALID_QUERY_STRING, f"The value of {name} is neither true nor false.")
+        raise Refusal(errors.INVALID_QUERY_STRING, f"{_item(name)} Its value is neither true nor false.")
     return value
 
 
