@@ -1,8 +1,8 @@
 """MNS errors: the codes with their statuses, refusals, and the total table from VeilMQ's errors to them.
 
 Strategy: a `Fault` is an error on the wire; `Refusal` carries one to the codec's edge. The table names each leaf of
-`veilmq.model.errors`, which a test checks. The messages are those of the source, uncorrected, because programs search for
-them; what we add follows in a sentence of its own.
+`veilmq.model.errors`, which a test checks. The messages are those of the source, uncorrected, because programs
+search for them; what we add follows in a sentence of its own.
 
 Source: MNS's page "Error codes" (help.aliyun.com/document_detail/27501.html).
 """

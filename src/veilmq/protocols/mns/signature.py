@@ -214,8 +214,8 @@ class Verifier:
             raise Refusal(errors.SIGNATURE_DOES_NOT_MATCH)
         token = scheme.key.session_token
         if token is not None and not hmac.compare_digest(token.encode(), _token(headers)):
-            text = f"{errors.ACCESS_DENIED.message} The security-token header does not fit the key."
-            raise Refusal(errors.ACCESS_DENIED, text)
+            shown = f"{errors.ACCESS_DENIED.message} The security-token header does not fit the key."
+            raise Refusal(errors.ACCESS_DENIED, shown)
         return _caller(scheme, headers)
 
     def _verify_v4(self, request: Request, authorization: bytes, date: bytes) -> tuple[_Scheme, bool]:
