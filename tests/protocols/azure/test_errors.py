@@ -54,6 +54,8 @@ def test_faults_are_named_as_their_codes() -> None:
         (errors.MESSAGE_NOT_FOUND, "The specified message does not exist."),
         # Azure/azure-sdk-for-python #28984
         (errors.QUEUE_BEING_DELETED, "The specified queue is being deleted."),
+        # squigg/azure-queue-laravel #6, DataBiosphere/toil #381
+        (errors.OPERATION_TIMED_OUT, "Operation could not be completed within the specified time."),
         # Azure/azure-sdk-for-java #40920
         (
             errors.INVALID_TOKEN,

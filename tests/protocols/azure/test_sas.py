@@ -167,6 +167,7 @@ def test_when_and_whence(wire: Any, kind: str, fields: dict[str, Any], how: dict
         ({"ss": "qx"}, "AuthenticationFailed"),
         ({"srt": "z"}, "AuthenticationFailed"),
         ({"srt": "oz"}, "AuthenticationFailed"),
+        ({"sp": ""}, "AuthenticationFailed"),
         ({"sv": "2019-02-02"}, None),
         ({"sv": "2015-02-21"}, "AuthenticationFailed"),
     ],
@@ -177,7 +178,10 @@ def test_services_types_and_versions(wire: Any, fields: dict[str, str], code: st
     sas = wire.account_sas(**fields)
     if fields.get("sv") == "2019-02-02":
         sas = _old_account_sas(wire)
-    assert _with(wire, PEEK, sas).code == code
+    answer = _with(wire, PEEK, sas)
+    assert answer.code == code
+    if fields == {"sp": ""}:  # as public logs of the service have it, without a full stop
+        assert answer.text("AuthenticationErrorDetail") == "sp is mandatory. Cannot be empty"
 
 
 def _old_account_sas(wire: Any) -> str:

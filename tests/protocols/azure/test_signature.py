@@ -174,7 +174,8 @@ def test_a_request_is_fresh_for_fifteen_minutes(wire: Any, shift_s: int, status:
     assert answer.status == status
     if status == 403:
         assert answer.code == "AuthenticationFailed"
-        assert "date header too" in answer.text("AuthenticationErrorDetail")
+        detail = f"Request date header too {'old' if shift_s < 0 else 'early'}: '{wire.date(shift_s)}'"
+        assert answer.text("AuthenticationErrorDetail") == detail
 
 
 @for_each("date", ["", "yesterday", "2026-11-21T00:00:00Z", "Thu, 99 Nov 2026 03:37:00 GMT", "\u00e9"])

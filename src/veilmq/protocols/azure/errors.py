@@ -2,8 +2,8 @@
 
 Strategy: a `Fault` is a row of data: code, status, message. `Refusal` carries a fault with extra elements to the edge
 of the codec; nothing else is raised here. `fault_of` is the one total table from `VeilError` to faults. Source: "Common
-REST API error codes" and "Queue Storage error codes" on learn.microsoft.com; two texts as the service sends them
-(Azure/azure-sdk-for-java #15008, Azure/azure-sdk-for-python #28984).
+REST API error codes" and "Queue Storage error codes" on learn.microsoft.com; three texts as the service sends
+them (Azure/azure-sdk-for-java #15008, Azure/azure-sdk-for-python #28984, squigg/azure-queue-laravel #6).
 """
 
 from collections.abc import Callable
@@ -128,7 +128,7 @@ NO_AUTHENTICATION_INFORMATION: Final = Fault(
     "Server failed to authenticate the request. Please refer to the information in the www-authenticate header.",
 )
 OPERATION_TIMED_OUT: Final = Fault(
-    "OperationTimedOut", 500, "The operation could not be completed within the specified time."
+    "OperationTimedOut", 500, "Operation could not be completed within the specified time."
 )
 OUT_OF_RANGE_INPUT: Final = Fault(
     "OutOfRangeInput", 400, "The specified resource name length is not within the permissible limits."

@@ -239,7 +239,7 @@ def _account_sas(parameters: dict[str, str], place: Place, account: NamedAccount
         raise unauthenticated(f"Account SAS needs version {limits.VERSION_SAS_ADDRESSES} or later.")
     for name in ("sp", "se", "ss", "srt"):
         if not parameters.get(name):
-            raise unauthenticated(f"{name} is mandatory. Cannot be empty.")
+            raise unauthenticated(f"{name} is mandatory. Cannot be empty")
     names = ["sp", "ss", "srt", "st", "se", "sip", "spr", "sv"]
     if version >= limits.VERSION_SAS_SCOPE:
         names.append("ses")
@@ -269,7 +269,7 @@ def _queue_sas(parameters: dict[str, str], place: Place, account: NamedAccount |
     if policy is None:
         for name in ("sp", "se"):
             if not parameters.get(name):
-                raise unauthenticated(f"{name} is mandatory. Cannot be empty.")
+                raise unauthenticated(f"{name} is mandatory. Cannot be empty")
     _check_order(parameters)
     resource = f"/{place.account}/{place.queue}"
     if version >= limits.VERSION_EMPTY_LENGTH:
@@ -298,7 +298,7 @@ def _delegation_sas(parameters: dict[str, str], place: Place, account: NamedAcco
         raise unauthenticated("A queue's SAS does not authorise requests to the service.")
     for name in ("sp", "se", "skoid", "sktid", "skt", "ske", "sks", "skv"):
         if not parameters.get(name):
-            raise unauthenticated(f"{name} is mandatory. Cannot be empty.")
+            raise unauthenticated(f"{name} is mandatory. Cannot be empty")
     _check_order(parameters)
     get = parameters.get
     fields = tuple(get(each, "") for each in ("skoid", "sktid", "skt", "ske", "sks", "skv", "skdutid"))
