@@ -1,7 +1,7 @@
 """The worker: runs handlers on messages, in threads, processes or coroutines; with checkpoints and an idempotency
 guard.
 
-Strategy: the class here is the public face; its parameters are checked when it is created. A `Run` (run.py), made anew
+Strategy: the class here is the public face; its parameters are checked when it is created. A `Run` (run/), made anew
 for each run, does the work, so a worker can be created at import time and started anywhere. The run receives messages.
 Each becomes a `Hand` (job/) and waits in line until a runner takes it (runners/: flow.py, then threads, coroutines or
 processes). After the handler it is deleted, released or dead-lettered (runners/settling.py).

@@ -103,7 +103,9 @@ class Wrapping(Closing):
 
 def innermost(queue: Queue) -> Queue:
     """The queue that all patterns around it wrap."""
-    return innermost(queue.inner) if isinstance(queue, Wrapping) else queue
+    while isinstance(queue, Wrapping):
+        queue = queue.inner
+    return queue
 
 
 def changing_bodies(queue: Queue) -> str | None:
@@ -117,9 +119,12 @@ def changing_bodies(queue: Queue) -> str | None:
 
 def handles_of(queue: Queue) -> list[type]:
     """The patterns around it that have handles of their own."""
-    if not isinstance(queue, Wrapping):
-        return []
-    return ([type(queue)] if queue.changes_handles else []) + handles_of(queue.inner)
+    found: list[type] = []
+    while isinstance(queue, Wrapping):
+        if queue.changes_handles:
+            found.append(type(queue))
+        queue = queue.inner
+    return found
 
 
 UNDER_WAY_MAX: Final = 2
