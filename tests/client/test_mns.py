@@ -345,7 +345,7 @@ class TestTheWay:
             ([HANG_UP], TransportError, True),
             ([HANG_UP, HANG_UP], TransportError, True),
             ([answer(200, b"<html>")], TransportError, True),
-            ([answer(502, b"<html>")], TransportError, True),
+            ([answer(502, b"<html>")], ServiceError, None),
             ([BUSY], ServiceError, None),
             ([THROTTLED], ServiceError, None),
             ([GONE], MessageGone, None),
@@ -363,7 +363,7 @@ class TestTheWay:
             assert failed.value.reason.startswith(broken.url.partition("//")[2])
         if isinstance(failed.value, ServiceError):
             assert failed.value.retryable
-            assert failed.value.status in {503, 429}
+            assert failed.value.status in {502, 503, 429}
 
     def test_an_entry_whose_end_is_unknown_may_have_been_done(self) -> None:
         entry = b"<ErrorCode>InternalError</ErrorCode><ErrorMessage>m</ErrorMessage><ReceiptHandle>1-a</ReceiptHandle>"

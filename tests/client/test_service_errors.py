@@ -134,10 +134,14 @@ def test_the_table_covers_the_service_model() -> None:
     assert {name for name in names if isinstance(error_of(said(name, "m")), ServiceError)} == AS_THEY_STAND
 
 
-@for_each("code", [*sorted(AS_THEY_STAND), "AccessDenied", "", "NeverHeardOf"])
+@for_each("code", [*sorted(AS_THEY_STAND), "AccessDenied", "NeverHeardOf"])
 def test_what_has_no_word_is_told_as_it_stands(code: str) -> None:
     error = error_of(said(code, "m", 403))
     assert error == ServiceError(code=code, status=403, request_id="r-1", message="m")
+
+
+def test_a_refusal_without_a_code_is_named_by_its_status() -> None:
+    assert error_of(said("", "m", 403)) == ServiceError(code="HTTP 403", status=403, request_id="r-1", message="m")
 
 
 @for_each(

@@ -14,6 +14,7 @@ from urllib.request import urlopen
 import pytest
 from tests.support.certificate import CERTIFICATE, PRIVATE_KEY
 
+from veilmq.client.adapters.connect import connect_account
 from veilmq.client.adapters.veil import VeilAccount
 from veilmq.client.clock import SYSTEM
 from veilmq.client.errors import ServiceError, TransportError
@@ -461,8 +462,12 @@ def test_tls(tmp_path: Path, connect: Open) -> None:
             until_parked(server, context)
             queue.close()
             assert parked.result(10) == []
-        for wrong in (connect(url=server.sqs, tls=True), connect(url=server.sqs)):
-            with pytest.raises(TransportError):
-                wrong.names()
+        with pytest.raises(TransportError):
+            connect(url=server.sqs).names()
+        over_boto3 = connect_account(f"sqs://k:s@{urlsplit(server.sqs).netloc}/?retries=0")
+        for distrusting in (connect(url=server.sqs, tls=True), over_boto3):
+            with pytest.raises(TransportError) as refused, distrusting:
+                distrusting.names()
+            assert not refused.value.may_have_happened
     finally:
         server.kill()

@@ -27,7 +27,7 @@ class ForkRefused(TransportError):
     may_have_happened: bool
 
 
-STRANGE: Final = (AttributeError, KeyError, RecursionError, TypeError, ValueError)
+STRANGE: Final = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
 """What an SDK raises when it reads an answer that is not from its service, but from a proxy for example."""
 _NO_TLS: Final = re.compile("wrong.version.number|record layer failure", re.IGNORECASE)
 """OpenSSL's messages for an answer in plain HTTP."""

@@ -38,6 +38,8 @@ _IN_FLIGHT_MAX: Final = 120_000
 _FIFO_IN_FLIGHT_MAX: Final = 20_000
 _MESSAGE_BYTES_MAX: Final = 1_048_576
 _ENTITY_TOO_LARGE: Final = 413
+_NO_REFUSAL: Final = range(200, 400)
+_REDIRECTED: Final = 300
 
 _PARAMETER: Final = re.compile(r"for parameter (\w+) is invalid(?:\. Reason: (.*))?", re.DOTALL)
 _NAME_RULE: Final = "hyphens, or underscores. 1 to 80 in length"
@@ -115,35 +117,36 @@ def port_name(parameter: str) -> str:
 
 def error_of(refusal: Refusal) -> VeilError:
     """The error for a code. Never raises."""
-    if refusal.status == _ENTITY_TOO_LARGE:
-        return with_request_id(_too_large(refusal), refusal)
     return error_in(_TABLE, refusal, refusal.code.removeprefix(_PREFIX))
 
 
 def error_in(table: Mapping[str, Callable[[Refused], VeilError]], refusal: Refused, code: str = "") -> VeilError:
-    """The error for a code in a protocol's table, or a ServiceError with the service's text. Never raises.
+    """The error for a code in a protocol's table, or for the status: that of a proxy, without a code, is the same error
+    on all adapters. Never raises.
 
     code: the key in the table, where that is not the code of `refusal`.
     """
+    status = refusal.status
     make = table.get(code or refusal.code)
-    if make is None:
-        error: VeilError = ServiceError(
-            code=refusal.code, status=refusal.status, request_id=refusal.request_id, message=refusal.message
-        )
-    else:
+    if make is not None:
         error = make(refusal)
-    return with_request_id(error, refusal)
-
-
-def with_request_id(error: VeilError, refusal: Refusal) -> VeilError:
-    """The error, with the service's request id."""
+    elif status in _NO_REFUSAL:
+        error = foreign_answer(status)
+    elif status == _ENTITY_TOO_LARGE and refusal.size_bytes:
+        error = _too_large(refusal)
+    else:
+        error = ServiceError(
+            code=refusal.code or f"HTTP {status}", status=status, request_id=refusal.request_id, message=refusal.message
+        )
     error.request_id = refusal.request_id
     return error
 
 
-def foreign_answer(service: str) -> TransportError:
-    """The error for an answer of success that cannot be the service's, such as the log-in page of a proxy or portal."""
-    reason = f"the answer is a web page or the like, not {service}'s: something between here and the service wrote it"
+def foreign_answer(status: int) -> TransportError:
+    """The error for an answer that is no refusal and cannot be the service's: a redirection, the log-in page of a proxy
+    or portal."""
+    what = "a web page or the like" if status < _REDIRECTED else "a redirection"
+    reason = f"the answer is {what} (HTTP {status}): something between here and the service wrote it, or cut it off"
     return TransportError(reason=reason, may_have_happened=True)
 
 

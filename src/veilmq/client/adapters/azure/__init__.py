@@ -43,6 +43,7 @@ from veilmq.client.adapters.azure.calls import (
     parts_of,
     peeked_of,
     received_of,
+    response_hook,
 )
 from veilmq.client.adapters.cloud import (
     EXTEND_SECONDS,
@@ -371,6 +372,7 @@ class AzureAccount(CloudAccount):
         self.extend_timeouts = (
             {"connection_timeout": EXTEND_SECONDS, "read_timeout": EXTEND_SECONDS} if owns_client else {}
         )
+        self._hook = response_hook(client)
         self._clock = clock
 
     def queue(self, name: str) -> AzureQueue:
@@ -412,7 +414,7 @@ class AzureAccount(CloudAccount):
         """See `azure.calls.call`. Raises TransportError once the account is closed and nothing else is under way: what
         a queue still gives back goes on."""
         with self.under_way.call():
-            return call(operation, queue, **given)
+            return call(operation, queue, hook=self._hook, **given)
 
     def _listed(self, prefix: str, **given: Any) -> list[str]:
         return [queue.name for queue in self.client.list_queues(name_starts_with=prefix or None, **given)]

@@ -34,7 +34,7 @@ import msgspec
 from azure.core.exceptions import AzureError, DecodeError, HttpResponseError, ServiceRequestError
 
 from veilmq.client.adapters.cloud import ACCOUNT_CLOSED, encode_base64
-from veilmq.client.adapters.service_errors import Refusal, error_in
+from veilmq.client.adapters.service_errors import Refusal, error_in, foreign_answer
 from veilmq.client.errors import STRANGE, TransportError, advised, strange_answer
 from veilmq.client.messages import Message, Peeked, Received
 from veilmq.client.queue import Capabilities
@@ -135,8 +135,10 @@ _TABLE: Final[dict[str, Callable[[AzureRefusal], VeilError]]] = {
 
 
 T = TypeVar("T")
+ResponseHook = Callable[[Any], None]
 
 _REQUEST_ID: Final = "x-ms-request-id"
+"""Each of the service's answers has it ("Common REST API response headers")."""
 _CODE: Final = "x-ms-error-code"
 _CLOSED: Final = "HTTP transport has already been closed"
 """How azure.core's error begins when the client was closed."""
@@ -144,46 +146,58 @@ _CLOSED: Final = "HTTP transport has already been closed"
 
 def call(
     operation: Callable[..., T], queue: str, *, names: Mapping[str, str] | None = None, size_bytes: int = 0,
-    creating: bool = False, **given: Any,
+    creating: bool = False, hook: ResponseHook | None = None, **given: Any,
 ) -> T:  # fmt: skip
     """The result of an SDK's method. `queue`, `names`, `size_bytes` and `creating` are for errors: see `AzureRefusal`.
+    hook: the client's own, which the one of a call replaces.
 
     Raises QueueMissing, TransportError, ServiceError and what `error_of` makes of a code.
     """
-    reached = False
+    reached, foreign = False, 0
 
     def retried(*, error: AzureError | None = None, **_: Any) -> None:
         nonlocal reached
         reached |= not isinstance(error, ServiceRequestError)
 
+    def answered(response: Any) -> None:
+        nonlocal foreign
+        answer = response.http_response
+        foreign = 0 if _REQUEST_ID in answer.headers else answer.status_code
+        if hook is not None:
+            hook(response)
+
     try:
-        return operation(retry_hook=retried, **given)
+        found = operation(retry_hook=retried, raw_response_hook=answered, permit_redirects=False, **given)
     except (DecodeError, ParseError, *STRANGE) as error:
         if isinstance(error, ValueError) and str(error).startswith(_CLOSED):
             raise TransportError(reason="the client is closed", may_have_happened=reached) from error
         raise strange_answer(error) from error
     except HttpResponseError as error:
-        if 200 <= (error.status_code or 0) < 300:  # the SDK expects another one of this call
-            reason = (
-                f"HTTP {error.status_code} is no answer of Queue Storage's to this call: something between wrote it"
-            )
+        refused = error_of(_refusal(error, queue, names or {}, size_bytes, creating))
+        if reached and isinstance(refused, LeaseError):
+            reason = f"the answer of an earlier attempt was lost, and then: {refused}"
             raise TransportError(reason=reason, may_have_happened=True) from error
-        found = error_of(_refusal(error, queue, names or {}, size_bytes, creating))
-        if reached and isinstance(found, LeaseError):
-            reason = f"the answer of an earlier attempt was lost, and then: {found}"
-            raise TransportError(reason=reason, may_have_happened=True) from error
-        raise found from error
+        raise refused from error
     except ServiceRequestError as error:
         raise TransportError(reason=advised(_short(error)), may_have_happened=reached) from error
     except AzureError as error:
         raise TransportError(reason=_short(error), may_have_happened=True) from error
+    if foreign:  # the SDK reads a well-formed web page as an empty list
+        raise foreign_answer(foreign)
+    return found
+
+
+def response_hook(client: Any) -> ResponseHook | None:
+    """The `raw_response_hook` that a client was made with; the client exposes it nowhere else."""
+    policies = getattr(getattr(client, "_pipeline", None), "_impl_policies", ())
+    return next((hook for each in policies if (hook := getattr(each, "_response_callback", None)) is not None), None)
 
 
 def _refusal(
     error: HttpResponseError, queue: str, names: Mapping[str, str], size_bytes: int, creating: bool
 ) -> AzureRefusal:
     headers: Mapping[str, str] = getattr(error.response, "headers", None) or {}
-    code = getattr(error, "error_code", None) or headers.get(_CODE) or type(error).__name__
+    code = getattr(error, "error_code", None) or headers.get(_CODE) or ("" if error.response else type(error).__name__)
     extra = getattr(error, "additional_info", None) or {}
     return AzureRefusal(
         code=str(getattr(code, "value", code)),

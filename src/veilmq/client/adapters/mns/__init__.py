@@ -162,7 +162,8 @@ class MnsQueue(CloudQueue["MnsAccount"]):
         request = BatchSendMessageRequest(self._name, False)
         request.message_list = [entry.entry() for entry in entries]
         try:
-            answer = self._call("batch_send_message", request, BatchSendMessageResponse())
+            size_bytes = sum(entry.size_bytes for entry in entries)
+            answer = self._call("batch_send_message", request, BatchSendMessageResponse(), size_bytes)
         except BatchRefused as refused:
             results: list[Sent | VeilError] = [self._sent_or_error(fields, refused) for fields in refused.entries]
         except VeilError as error:

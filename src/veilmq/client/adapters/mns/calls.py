@@ -122,10 +122,9 @@ TIMEOUT_SECONDS: Final = 60.0
 
 
 _EXTEND: Final = "change_message_visibility"
-_WITHOUT_RESULT: Final = frozenset({"delete_message", "batch_delete_message", "delete_queue", "delete_topic"})
-_NO_CONTENT: Final = 204
-"""The only status with which these succeed."""
-_REDIRECTED: Final = range(300, 400)
+_REDIRECTED: Final = 300
+_REQUEST_ID: Final = "x-mns-request-id"
+"""Each of the service's answers has it ("Common response headers")."""
 _REASON_CHARACTERS: Final = 500
 """The SDK quotes the whole answer, which may be a web page."""
 
@@ -267,10 +266,8 @@ class ThreadClients:
                 mine.client.report = None if report is None else write_header(report.reported, report.failure)
                 getattr(mine.client, method)(request, response)
                 # The SDK takes every answer below 400 to a call without a result for success.
-                if response.status in _REDIRECTED:
-                    raise self._redirects()
-                if method in _WITHOUT_RESULT and response.status != _NO_CONTENT:
-                    raise foreign_answer("MNS")
+                if _REQUEST_ID not in response.header:
+                    raise foreign_answer(response.status)
             whole = True
         except MNSServerException as error:
             whole = True
@@ -279,10 +276,10 @@ class ThreadClients:
             raise ParameterInvalid(parameter="request", reason=str(error.message)) from error
         except (MNSClientException, KeyError, ValueError, TypeError) as error:
             # The connection broke, or the SDK cannot read the answer, which it quotes.
-            if response.status in _REDIRECTED:
-                raise self._redirects() from error
             reason = f"{self.host}: {getattr(error, 'message', None) or error or type(error).__name__}"
             reason = "".join(each if each.isprintable() else " " for each in reason)[:_REASON_CHARACTERS]
+            if response.status >= _REDIRECTED:
+                raise error_of(Refusal("", response.status, "", reason, queue, size_bytes)) from error
             reason = advised(reason) if response.status < 0 else reason
             raise TransportError(reason=reason, may_have_happened=mine.connection.went_out) from error
         finally:
@@ -291,9 +288,6 @@ class ThreadClients:
             if mine.closing or not whole:
                 mine.connection.close()
         return response
-
-    def _redirects(self) -> TransportError:
-        return TransportError(reason=f"{self.host} redirects to another address", may_have_happened=True)
 
     def close(self) -> None:
         """Close the connections. A later call opens its own."""

@@ -111,8 +111,15 @@ def _botocore_session() -> Any:
     return session
 
 
+_REQUEST_ID: Final = "x-amzn-requestid"
+_MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _UNSENT = (EndpointConnectionError, ConnectTimeoutError, ProxyConnectionError)
 _BROKEN = (HTTPClientError, BotoConnectionError, ResponseParserError)
+
+
+def _is_unsent(error: BaseException) -> bool:
+    # a certificate is refused before anything is sent
+    return isinstance(error, _UNSENT) or "CERTIFICATE_VERIFY_FAILED" in str(error)
 
 
 class _Attempts(threading.local):
@@ -120,8 +127,8 @@ class _Attempts(threading.local):
 
     reached = False
     """Whether an attempt may have been carried out."""
-    foreign = False
-    """Whether the last answer is not SQS's."""
+    foreign = 0
+    """The status of the last answer, if it is of success, but not SQS's."""
 
 
 _NO_CREDENTIALS: Final = (
@@ -158,6 +165,8 @@ class Calls(OfProcess):
         self.client = client
         self._pid = self._this()
         self._attempts = _Attempts()
+        self._ids = False
+        """Whether an answer had a request id. Those of SQS have one, but not those of all its emulators."""
         self._id = f"veilmq-attempts-{id(self)}"
         events = client.meta.events
         events.register("needs-retry.sqs", self._attempted, unique_id=self._id)
@@ -189,21 +198,24 @@ class Calls(OfProcess):
         """Remove the listener from the client."""
         self.client.meta.events.unregister("needs-retry.sqs", unique_id=self._id)
 
-    def _attempted(self, response: Any = None, caught_exception: Any = None, **_: Any) -> None:
+    def _attempted(self, operation: Any, response: Any = None, caught_exception: Any = None, **_: Any) -> None:
         """Called by botocore after each attempt; does not influence whether it retries."""
         if caught_exception is not None:
-            self._attempts.reached |= not isinstance(caught_exception, _UNSENT)
+            self._attempts.reached |= not _is_unsent(caught_exception)
         elif response is not None:
-            self._attempts.reached |= response[0].status_code >= 500
-            # SQS's answers are JSON objects, or empty. Its emulators call them text/html, too.
-            self._attempts.foreign = response[0].content.lstrip()[:1] not in (b"{", b"")
+            answer = response[0]
+            self._attempts.reached |= answer.status_code >= 500
+            has_id = _REQUEST_ID in answer.headers
+            known = _is_result(answer.content, operation) and (has_id or not self._ids)
+            self._ids |= known and has_id
+            self._attempts.foreign = 0 if known else answer.status_code
 
     def call(self, method: str, queue: str, *, size_bytes: int = 0, **given: Any) -> dict[str, Any]:
         """The answer of one operation (snake case). `queue` and `size_bytes` are for errors.
 
         Raises QueueMissing, TransportError, ServiceError and the errors of `service_errors`.
         """
-        self._attempts.reached = self._attempts.foreign = False
+        self._attempts.reached, self._attempts.foreign = False, 0
         if self.inherited:
             self._pid = self._this()
             self.client.close()  # it opens new ones when it needs them
@@ -212,7 +224,7 @@ class Calls(OfProcess):
         except ClientError as error:
             raise self._refused(error, queue, size_bytes) from error
         except _BROKEN as error:
-            unsent = isinstance(error, _UNSENT) and not self._attempts.reached
+            unsent = _is_unsent(error) and not self._attempts.reached
             raise TransportError(reason=advised(str(error)), may_have_happened=not unsent) from error
         except ParamValidationError as error:
             raise ParameterInvalid(parameter="request", reason=str(error)) from error
@@ -225,21 +237,35 @@ class Calls(OfProcess):
             raise strange_answer(error) from error
         if self._attempts.foreign:
             # boto3 reads a web page as an answer without members: a delete would be done, and a queue empty.
-            raise foreign_answer("SQS")
+            raise foreign_answer(self._attempts.foreign)
         return answer
 
     def _refused(self, error: ClientError, queue: str, size_bytes: int) -> VeilError:
         refused, about = error.response.get("Error", {}), error.response.get("ResponseMetadata", {})
+        code, status = str(refused.get("Code", "")), int(about.get("HTTPStatusCode", 0))
         return error_of(
             Refusal(
-                code=str(refused.get("Code", "")),
-                status=int(about.get("HTTPStatusCode", 0)),
+                code="" if code == str(status) else code,  # botocore's, of an answer without one
+                status=status,
                 request_id=str(about.get("RequestId", "")),
                 message=str(refused.get("Message", "")),
                 queue=queue,
                 size_bytes=size_bytes,
             )
         )
+
+
+def _is_result(content: bytes, operation: Any) -> bool:
+    """Whether the body of an answer can be SQS's result: a JSON object of its members, or none. botocore reads anything
+    else as a result without members."""
+    shape = operation.output_shape
+    if not content.strip():
+        return shape is None
+    try:
+        found = _MEMBERS.decode(content)
+    except (ValueError, RecursionError):
+        return False
+    return not found or (shape is not None and not found.keys().isdisjoint(shape.members))
 
 
 def member(answer: dict[str, Any], name: str) -> Any:

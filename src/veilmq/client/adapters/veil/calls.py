@@ -144,7 +144,7 @@ class Calls:
 
     def _decoded(self, kind: Operation, answer: Answer) -> Any:
         if _REQUEST_ID not in answer.head.lower():  # JSON of a proxy or portal would be a result without members
-            raise foreign_answer("a VeilMQ server")
+            raise foreign_answer(answer.status)
         try:
             return kind.decoder.decode(answer.body or b"{}")
         except (ValueError, RecursionError) as error:
