@@ -80,10 +80,8 @@ def mns(url: str) -> Iterator[Queue]:
         yield MnsQueue(account, "jobs")
 
 
-OPENED = {
-    sqs: answer(200, b'{"QueueUrls": []}', JSON, "x-amzn-RequestId: 1"),
-    azure: answer(200, b"", "x-ms-request-id: 1"),
-}
+IDS = ("x-amzn-RequestId: 1", "x-ms-request-id: 1", "x-mns-request-id: 1")
+OPENED = {sqs: answer(200, b'{"QueueUrls": []}', JSON, *IDS), azure: answer(200, b"", *IDS)}
 """The answer to a first call: of SQS, that its answers have ids; of Azure, the queue's settings."""
 PAGE = b"<html><body><p>Log in</p></body></html>"
 PLACE = "Location: http://127.0.0.1:1/"
@@ -94,7 +92,7 @@ FOREIGN = {
     "201": answer(201, PAGE, "Content-Type: text/html"),
     "204": answer(204),
     **{str(status): answer(status, PAGE, "Content-Type: text/html", PLACE) for status in (301, 302, 307, 308)},
-    "cut off": b'HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n{"Me',
+    "cut off": answer(200, b'{"Messages": [' + b" " * 500, *IDS)[:-200],
     "TLS": b"\x15\x03\x01\x00\x02\x02\x46",
     "closed": HANG_UP,
 }
@@ -160,11 +158,14 @@ def test_the_hook_of_a_users_client_is_still_called() -> None:
     assert came == [200]
 
 
-def test_sqs_takes_json_whatever_its_header_says() -> None:
+def test_an_emulator_of_sqs_needs_neither_header_nor_id() -> None:
     """Flask calls every answer text/html that names no type: moto's, up to 5.1."""
-    broken = BrokenServer([answer(200, b"{}", "Content-Type: text/html; charset=utf-8")])
+    portal = answer(200, b'{"error": "log in"}', "Content-Type: application/json")
+    broken = BrokenServer([answer(200, b"{}", "Content-Type: text/html; charset=utf-8"), portal])
     for queue in sqs(broken.url):
         queue.delete("id-receipt")
+        with pytest.raises(TransportError, match="web page or the like"):
+            queue.delete("id-receipt")
     broken.close()
 
 
