@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from opentelemetry.context import Context
+from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor, TracerProvider
 from tests.support.embedded import EmbeddedClient
 
 import veilmq
@@ -28,6 +30,7 @@ from veilmq.client.ordered import LocalFile
 from veilmq.client.queue import Queue
 from veilmq.client.receiver import Receiver
 from veilmq.client.records import locked
+from veilmq.client.tracing import TracedQueue
 from veilmq.client.worker import Backoff, DirectoryGuard, FileCheckpoints, Job, Kind, Options, Worker
 from veilmq.model.errors import ParameterInvalid
 from veilmq.testing.local import LocalServer
@@ -224,6 +227,13 @@ def code_of_one_that_leaves() -> int:
     return code_of(pid)
 
 
+def apart(call: Callable[[], object]) -> None:
+    """In a thread of its own, so that a child that goes on is not the tests a second time."""
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+
+
 def forking(job: object) -> None:
     if (code := code_of_one_that_leaves()) != 1:
         raise RuntimeError(f"the child ended with {code}")
@@ -333,15 +343,31 @@ def test_a_child_that_leaves_an_object_of_its_parents_settles_nothing(
 
 
 @pytest.mark.slow
+def test_a_child_that_leaves_its_parents_tracer_sends_and_settles_nothing(embedded: EmbeddedClient) -> None:
+    ended: dict[str, set[int]] = {}
+
+    class Forking(SpanProcessor):
+        def on_start(self, span: Span, parent_context: Context | None = None) -> None:
+            ended.setdefault(f"begin {span.name}", set()).add(code_of_one_that_leaves())
+
+        def on_end(self, span: ReadableSpan) -> None:
+            ended.setdefault(f"end {span.name}", set()).add(code_of_one_that_leaves())
+
+    provider = TracerProvider()
+    provider.add_span_processor(Forking())
+    tracer = provider.get_tracer("test")
+    embedded.account.create("q")
+    queue = TracedQueue(embedded.account.queue("q"), tracer)
+    apart(lambda: queue.send("one"))
+    worker = Worker(queue, str, wait=0, tracer=tracer)
+    assert worker.run(messages_max=1).outcomes == {"done": 1}
+    assert ended == {f"{when} {what} q": {1} for when in ("begin", "end") for what in ("send", "receive", "process")}
+
+
+@pytest.mark.slow
 def test_a_child_that_leaves_what_its_parents_keeper_calls_extends_nothing(embedded: EmbeddedClient) -> None:
     ended: dict[str, int] = {}
     heard = threading.Event()
-
-    def apart(call: Callable[[], object]) -> None:
-        """In a thread of its own, so that a child that goes on is not the tests a second time."""
-        thread = threading.Thread(target=call)
-        thread.start()
-        thread.join()
 
     class Plan:
         margin = 5.0

@@ -9,6 +9,7 @@ Source: OpenTelemetry semantic conventions, "Messaging spans".
 """
 
 import contextlib
+import os
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
@@ -19,6 +20,7 @@ from veilmq.client.messages import Message, Received, Sent
 from veilmq.client.queue import Capabilities, Queue, identity_of
 from veilmq.client.shared import attempt, checks, send_prepared
 from veilmq.client.shared.checks import as_message, attributes_room, transmitted_bytes
+from veilmq.client.shared.threads import InOneProcess
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import CapabilityMissing, VeilError
 
@@ -122,14 +124,15 @@ class TracedQueue(Wrapping):
     @contextlib.contextmanager
     def _span(self, more: Mapping[str, Any] = MappingProxyType({})) -> "Iterator[Span]":
         tracing = self._tracing
-        span = tracing.begin("send", tracing.trace.SpanKind.PRODUCER, more)
-        try:
-            yield span
-        except VeilError as error:
-            tracing.failed(span, type(error).__name__, str(error))
-            raise
-        finally:
-            span.end()
+        with InOneProcess(os.getpid()):  # around the user's tracer and its processors
+            span = tracing.begin("send", tracing.trace.SpanKind.PRODUCER, more)
+            try:
+                yield span
+            except VeilError as error:
+                tracing.failed(span, type(error).__name__, str(error))
+                raise
+            finally:
+                span.end()
 
     def send(self, message: str | Message) -> Sent:
         """See `Queue.send`."""
@@ -156,16 +159,17 @@ class TracedQueue(Wrapping):
     def receive(self, count_max: int = 1, *, lease: float | None = None, wait: float = 0) -> list[Received]:
         """See `Queue.receive`."""
         tracing = self._tracing
-        span = tracing.begin("receive", tracing.trace.SpanKind.CLIENT)
-        try:
-            found = self.inner.receive(count_max, lease=lease, wait=wait)
-        except VeilError as error:
-            tracing.failed(span, type(error).__name__, str(error))
-            span.end()
-            raise
-        if found:  # a span that is never ended is never exported
-            for link in tracing.links(tracing.contexts(found)):
-                span.add_link(link.context)
-            span.set_attribute(COUNT, len(found))
-            span.end()
+        with InOneProcess(os.getpid()):
+            span = tracing.begin("receive", tracing.trace.SpanKind.CLIENT)
+            try:
+                found = self.inner.receive(count_max, lease=lease, wait=wait)
+            except VeilError as error:
+                tracing.failed(span, type(error).__name__, str(error))
+                span.end()
+                raise
+            if found:  # a span that is never ended is never exported
+                for link in tracing.links(tracing.contexts(found)):
+                    span.add_link(link.context)
+                span.set_attribute(COUNT, len(found))
+                span.end()
         return found

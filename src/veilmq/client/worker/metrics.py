@@ -11,6 +11,7 @@ or coroutine.
 
 import contextlib
 import logging
+import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from veilmq.client.messages import Received
 from veilmq.client.shared.outages import Kinds
-from veilmq.client.shared.threads import in_one_process
+from veilmq.client.shared.threads import InOneProcess, in_one_process
 from veilmq.client.tracing import COUNT, ID, Tracing
 from veilmq.client.worker.job.results import Result, Verdict
 from veilmq.model.errors import CapabilityMissing
@@ -207,14 +208,15 @@ class Spans:
         if tracing is None:
             yield None
             return
-        contexts = tracing.contexts(messages)
         more: dict[str, Any] = {COUNT: len(messages)}
         if is_single := len(messages) == 1:
             more = {ID: messages[0].id, "veilmq.receive_count": messages[0].receive_count}
-        kind, parent = tracing.trace.SpanKind.CONSUMER, contexts[0] if is_single else None
-        span = tracing.begin("process", kind, more, parent=parent, links=tracing.links(contexts))
-        with tracing.trace.use_span(span, end_on_exit=True):
-            yield span
+        with InOneProcess(os.getpid()):
+            contexts = tracing.contexts(messages)
+            kind, parent = tracing.trace.SpanKind.CONSUMER, contexts[0] if is_single else None
+            span = tracing.begin("process", kind, more, parent=parent, links=tracing.links(contexts))
+            with tracing.trace.use_span(span, end_on_exit=True):
+                yield span
 
     def record(self, span: "Span | None", results: Sequence[Result]) -> None:
         """Record the messages' results in the span."""
