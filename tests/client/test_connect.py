@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import re
 import socket
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from urllib.parse import urlsplit
 
 import boto3
 import pytest
+from azure.storage.queue import QueueServiceClient
 
 import veilmq
 from veilmq.client.adapters.azure import AzureQueue
@@ -25,6 +27,7 @@ from veilmq.client.adapters.mns import MnsQueue
 from veilmq.client.adapters.mns.calls import TIMEOUT_SECONDS
 from veilmq.client.adapters.sqs import SqsQueue
 from veilmq.client.errors import ServiceError, TransportError
+from veilmq.client.keeper import LeaseKeeper
 from veilmq.client.messages import Template
 from veilmq.client.queue import Queue
 from veilmq.client.receiver import AsyncReceiver, Receiver
@@ -205,6 +208,29 @@ class TestUrls:
                 assert SECRET not in shown
                 assert ENCODED not in shown
             error = error.__cause__ or error.__context__
+
+    def test_a_repr_names_the_place_and_the_state_but_no_secret(self, tmp_path: Path) -> None:
+        places = [
+            f"veil://k:{ENCODED}@h:1/",
+            f"sqs://k:{ENCODED}@h:1/",
+            f"mns://k:{ENCODED}@h:1/",
+            "azure://:a2V5@h:1/a/",
+        ]
+        for url in places:
+            with connect_account(url) as account:
+                assert re.fullmatch(r"\w+Account\('(https?://)?h:1(/a)?'\)", repr(account))
+            assert repr(account).endswith("', closed)")
+        assert repr(connect_account(QueueServiceClient("http://h:1/a?sig=key"))) == "AzureAccount('http://h:1/a')"
+        with connect(f"veil://{tmp_path}/data?queue=jobs&create=1") as queue:
+            assert repr(queue.account) == f"EmbeddedAccount('{tmp_path}/data')"
+            with LeaseKeeper(queue) as keeper:
+                assert repr(keeper) == f"LeaseKeeper({queue!r}, leases=0)"
+            assert repr(keeper) == f"LeaseKeeper({queue!r}, leases=0, closed)"
+            assert repr(Worker(queue, print)) == f"Worker({queue!r}, print, idle)"
+        worker = Worker(f"veil://k:{ENCODED}@h:1/jobs", print)
+        assert ENCODED not in repr(worker)
+        assert SECRET not in repr(worker)
+        assert "queue='jobs'" in repr(worker)
 
     def test_nobody_there(self) -> None:
         with pytest.raises(TransportError) as refused:

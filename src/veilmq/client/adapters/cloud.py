@@ -186,10 +186,15 @@ def names_on_pages(page: Callable[[str | None], tuple[Iterable[str], str | None]
 class CloudAccount(Closing):
     """The part of an `Account` that does not depend on the protocol: its open queues, which it closes."""
 
-    def __init__(self) -> None:
+    def __init__(self, place: str) -> None:
+        """place: where it is, for people; without secrets."""
+        self._place = place
         self._lock = threading.Lock()
         self._closed = False
         self._queues: weakref.WeakSet[CloudQueue[Any]] = weakref.WeakSet()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._place!r}{', closed' if self._closed else ''})"
 
     def _opened(self, queue: Opened) -> Opened:
         """Register a queue that was opened; return it. Raises TransportError once the account is closed."""

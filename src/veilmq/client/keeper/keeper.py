@@ -113,6 +113,9 @@ class LeaseKeeper(Closing, OfProcess):
         keeper.renews = keeper._decisions.renews = False
         return keeper
 
+    def __repr__(self) -> str:
+        return f"LeaseKeeper({self.queue!r}, leases={self.leases}{', closed' if self._closing else ''})"
+
     @property
     def leases(self) -> int:
         """Messages held now."""
@@ -172,7 +175,7 @@ class LeaseKeeper(Closing, OfProcess):
             check_lease("seconds", seconds, self._capabilities)
         lease = self._held(message)
         with self._lock:
-            self._take_turn(lease)
+            self._turn.wait_for(lambda: not lease.busy)
             if lease.status is State.DONE:
                 raise LeaseExpired(sequence=0, attempt=lease.message.receive_count)
             self._decisions.claim(lease, "extend")
@@ -289,10 +292,6 @@ class LeaseKeeper(Closing, OfProcess):
         lease.lead = self._decisions.lead_for(seconds)
         lease.renew_at = lease.deadline - lease.lead
 
-    def _take_turn(self, lease: Lease) -> None:
-        """Wait, holding the lock, until no call with this lease's handle is in progress."""
-        self._turn.wait_for(lambda: not lease.busy)
-
     def check_open(self) -> None:
         """Raises ParameterInvalid if the keeper is closed or belongs to another process."""
         self._check_process()
@@ -308,7 +307,7 @@ class LeaseKeeper(Closing, OfProcess):
     def _end(self, lease: Lease, call: Callable[[], None]) -> None:
         self._check_process()
         with self._lock:
-            self._take_turn(lease)
+            self._turn.wait_for(lambda: not lease.busy)
             if lease.status is State.DONE:
                 return
             self._decisions.claim(lease, "end")
@@ -477,7 +476,8 @@ class LeaseKeeper(Closing, OfProcess):
             try:
                 with self._lock:
                     for lease in batch:
-                        self._take_turn(lease)
+                        while lease.busy:
+                            self._turn.wait()
                 for lease, answer in zip(batch, self._ask(batch, [0.0] * len(batch), self._release), strict=True):
                     if isinstance(answer, VeilError):
                         log.info("queue %s: message %s not released: %s", self.queue.name, lease.message.id, answer)

@@ -106,6 +106,11 @@ class Worker(Unpicklable, Anew):
         self._runs_in: threading.Thread | None = None
         self._error: BaseException | None = None
 
+    def __repr__(self) -> str:
+        self._here()
+        state = "idle" if self._runs_in is None else "stopping" if self._stopping else "running"
+        return f"Worker({_shown(self.queue)}, {getattr(self.handler, '__qualname__', self.handler)}, {state})"
+
     @classmethod
     def decorate(cls, queue: Queue | str, **options: Unpack[Options]) -> Callable[[Callable[[Any], Any]], Self]:
         """`@Worker.decorate(queue, ...)` turns a handler into a worker; calling the worker calls the handler."""
@@ -242,6 +247,16 @@ def _connect(url: str) -> Queue:
     from veilmq.client.adapters.connect import connect
 
     return connect(url)
+
+
+def _shown(queue: Queue | str) -> str:
+    """The queue without secrets, as a URL may have one."""
+    from veilmq.client.adapters.connect import parse_url
+
+    try:
+        return repr(parse_url(queue) if isinstance(queue, str) else queue)
+    except ParameterInvalid:
+        return "an invalid URL"
 
 
 def _check_handler(handler: Any, options: Options) -> None:

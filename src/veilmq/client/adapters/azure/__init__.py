@@ -363,7 +363,7 @@ class AzureAccount(CloudAccount):
         """base64: send bodies in base64, as SDKs of other languages and Azure Functions do; the default sends them
         unchanged. unreadable: with base64, the policy for received bodies that are not base64. owns_client: close the
         client too, and let Update Message wait for at most EXTEND_SECONDS, in place of the client's own timeouts."""
-        super().__init__()
+        super().__init__(client.url.partition("?")[0].rstrip("/"))  # what follows may be a SAS
         self.client = client
         self.base64 = base64
         self.unreadable = unreadable

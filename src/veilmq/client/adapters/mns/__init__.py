@@ -383,7 +383,7 @@ class MnsAccount(CloudAccount):
         """base64: send bodies in base64, the default of the SDKs for Python and Java; False: unchanged, as the SDKs for
         Go and Node.js do. unreadable: with base64, the policy for received bodies that are not base64. retries: False
         keeps the SDK from sending a request again when a connection ends without an answer."""
-        super().__init__()
+        super().__init__(str(account.mns_client.host))
         self.base64 = base64
         self.unreadable = unreadable
         self.singly = Singly("mns")

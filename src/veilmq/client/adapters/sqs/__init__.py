@@ -319,7 +319,7 @@ class SqsAccount(CloudAccount):
     ) -> None:
         """`owner`: 12 digits, the account that owns the queues, if not the caller's. `extending`: another client, for
         ChangeMessageVisibility; None: the same. `owns_client`: close the clients too."""
-        super().__init__()
+        super().__init__(client.meta.endpoint_url)
         self.client = client
         self._owner = owner
         self._owns_client = owns_client

@@ -321,7 +321,7 @@ class VeilAccount(CloudAccount):
         extension has `EXTEND_SECONDS` at most.
         `retries`: False repeats nothing that may have happened. Raises ParameterInvalid.
         """
-        super().__init__()
+        super().__init__(host if port is None else f"{host}:{port}")
         places = [(each, PORT_DEFAULT if at is None else at) for each, at in ((host, port), *others)]
         if any(not each or "/" in each or each.count(":") == 1 for each, _ in places):
             raise ParameterInvalid(
