@@ -232,6 +232,16 @@ class TestUrls:
         assert SECRET not in repr(worker)
         assert "queue='jobs'" in repr(worker)
 
+    def test_an_event_loop_that_does_not_fit_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        with connect(f"veil://{tmp_path}/data?queue=jobs&create=1") as queue:
+            waiting = AsyncReceiver(queue).receive()
+            with pytest.raises(CapabilityMissing, match="outside asyncio"):
+                waiting.send(None)  # as any other loop would
+        monkeypatch.delattr("select.poll")  # as eventlet's monkey_patch() does
+        for scheme in ("veil", "mns"):
+            with pytest.raises(CapabilityMissing, match="eventlet"):
+                connect_account(f"{scheme}://key:secret@127.0.0.1:1/")
+
     def test_nobody_there(self) -> None:
         with pytest.raises(TransportError) as refused:
             connect(f"veil://key:{ENCODED}@127.0.0.1:1/jobs?tls=0")

@@ -34,6 +34,7 @@ import json
 import logging
 import os
 import re
+import select
 import socket
 import threading
 import weakref
@@ -54,7 +55,7 @@ from veilmq.client.queue import Capabilities, Queue
 from veilmq.client.shared import checks
 from veilmq.client.shared.threads import Anew, Closing, DaemonPool
 from veilmq.client.unreadable import Policy, read_each, receive_readable
-from veilmq.model.errors import ParameterInvalid, VeilError
+from veilmq.model.errors import CapabilityMissing, ParameterInvalid, VeilError
 from veilmq.model.messages import first_forbidden_character
 from veilmq.model.settings.queue import FIFO_SUFFIX
 
@@ -453,6 +454,12 @@ class PacedPolls:
         """End all waits, and start no more."""
         self._closed = True
         self.interrupt()
+
+
+def check_poll() -> None:
+    """Raises CapabilityMissing if a connection cannot be looked at before its use."""
+    if not hasattr(select, "poll"):
+        raise CapabilityMissing(capability="select.poll (eventlet's monkey_patch() removes it)")
 
 
 def is_here(endpoint: str | None) -> bool:

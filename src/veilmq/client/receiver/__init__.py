@@ -32,7 +32,7 @@ from veilmq.client.receiver.exchange import Call, Exchange, Limits, Seat, Wish, 
 from veilmq.client.shared import checks
 from veilmq.client.shared.outages import Outages
 from veilmq.client.shared.threads import Anew, Closing, Unpicklable, forget_in_child
-from veilmq.model.errors import ParameterInvalid, VeilError, as_fields
+from veilmq.model.errors import CapabilityMissing, ParameterInvalid, VeilError, as_fields
 
 __all__ = ["AsyncReceiver", "Receiver"]
 
@@ -442,7 +442,11 @@ class _LoopWish(Wish):
 
     def __init__(self, seat: Seat, count: int, since: float, until: float | None) -> None:
         super().__init__(seat, count, since, until)
-        self.loop = asyncio.get_running_loop()
+        try:
+            self.loop = asyncio.get_running_loop()
+        except RuntimeError:
+            reason = "AsyncReceiver outside asyncio: in trio call a Receiver through trio.to_thread.run_sync"
+            raise CapabilityMissing(capability=reason) from None
         self.woken: asyncio.Future[None] = self.loop.create_future()
 
     @property

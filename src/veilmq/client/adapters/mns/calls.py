@@ -45,7 +45,7 @@ from mns.mns_exception import (  # type: ignore[import-untyped]
 from mns.mns_http import MNSHTTPConnection, MNSHTTPSConnection  # type: ignore[import-untyped]
 from mns.mns_request import SendMessageRequest, SendMessageRequestEntry  # type: ignore[import-untyped]
 
-from veilmq.client.adapters.cloud import EXTEND_SECONDS, client_name, encode_base64
+from veilmq.client.adapters.cloud import EXTEND_SECONDS, check_poll, client_name, encode_base64
 from veilmq.client.adapters.service_errors import Refusal, error_in, foreign_answer, invalid
 from veilmq.client.errors import TransportError, advised
 from veilmq.client.messages import LEASE_HINT_ATTRIBUTE, AttributeValue, Message, Peeked, Received, hint_of, untyped
@@ -222,7 +222,8 @@ class ThreadClients:
 
     def __init__(self, account: Any, retries: bool) -> None:
         """account: an `mns.account.Account`; only its host and credentials are used. retries: the SDK's own. Raises
-        nothing."""
+        CapabilityMissing."""
+        check_poll()
         client = account.mns_client
         self.host = str(client.host)
         """Including the port, if one was given."""

@@ -27,7 +27,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from veilmq.client.adapters.cloud import client_name
+from veilmq.client.adapters.cloud import check_poll, client_name
 from veilmq.client.clock import Clock
 from veilmq.client.errors import TransportError, advised
 from veilmq.client.shared.threads import forget_in_child
@@ -284,6 +284,7 @@ class Pool:
     def __init__(
         self, endpoints: Sequence[Endpoint], context: ssl.SSLContext | None, connect_timeout: float, clock: Clock
     ) -> None:
+        check_poll()
         self._endpoints = endpoints
         self.places_count = len(endpoints)
         """Places to go on to when one fails; grows when a name turns out to have several addresses of one family."""
