@@ -18,6 +18,7 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Self, Unpack
 
+from veilmq.client.adapters.connect import connect, parse_url
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.queue import Queue
 from veilmq.client.shared import checks
@@ -164,17 +165,10 @@ class Worker(Unpicklable, Anew):
 
     def _work(self, signals: bool, until_empty: bool, messages_max: int | None) -> Counts:
         connected = isinstance(self.queue, str)
-        queue = _connect(self.queue) if isinstance(self.queue, str) else self.queue
+        queue = connect(self.queue) if isinstance(self.queue, str) else self.queue
         try:
-            run = self._run = Run(
-                queue,
-                self.handler,
-                self.options,
-                self._clock,
-                self._inbox,
-                until_empty=until_empty,
-                messages_max=messages_max,
-            )
+            given = queue, self.handler, self.options, self._clock, self._inbox
+            run = self._run = Run(*given, until_empty=until_empty, messages_max=messages_max)
             with StopSignals(self.stop) if signals else nullcontext():
                 run.go()
             return run.counts
@@ -243,16 +237,8 @@ def worker(queue: Queue | str, **options: Unpack[Options]) -> Callable[[Callable
     return Worker.decorate(queue, **options)
 
 
-def _connect(url: str) -> Queue:
-    from veilmq.client.adapters.connect import connect
-
-    return connect(url)
-
-
 def _shown(queue: Queue | str) -> str:
     """The queue without secrets, as a URL may have one."""
-    from veilmq.client.adapters.connect import parse_url
-
     try:
         return repr(parse_url(queue) if isinstance(queue, str) else queue)
     except ParameterInvalid:
