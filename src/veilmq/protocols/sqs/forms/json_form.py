@@ -81,9 +81,11 @@ def _decoded(row: Operation, decoder: "msgspec.json.Decoder[Any]", body: bytes) 
         return decoder.decode(body)
     except msgspec.ValidationError:
         raise
-    except UnicodeDecodeError:
-        raise Refusal(errors.MALFORMED_INPUT, "The body is not UTF-8.") from None
     except (ValueError, RecursionError) as wrong:
+        try:
+            body.decode()
+        except UnicodeDecodeError:  # for msgspec itself this is a DecodeError since 0.23
+            raise Refusal(errors.MALFORMED_INPUT, "The body is not UTF-8.") from None
         tree = replaced_half_pairs(row.name, body)
         if tree is None:
             raise Refusal(errors.MALFORMED_INPUT, f"The body is not valid JSON: {wrong}") from None
