@@ -373,7 +373,7 @@ class FaultFile(apsw.VFSFile):
         if path and is_new:
             disk.name(path, self._image)
 
-    def xWrite(self, data: bytes, offset: int) -> None:
+    def xWrite(self, data: Any, offset: int) -> None:
         """Write, not yet durable."""
         disk, image = self._disk, self._image
         disk.count("xWrite")

@@ -233,7 +233,7 @@ class Books:
 
     def differences(self, connection: apsw.Connection, unflushed: Sequence[Unflushed]) -> Iterator[str]:
         """One text for each queue that holds more or fewer messages than it must."""
-        rows: list[tuple[Any, ...]] = connection.execute(
+        rows: Any = connection.execute(
             "SELECT q.incarnation, count(*) FROM queue q JOIN message m ON m.generation = q.generation"
             " WHERE q.deleted IS NULL AND m.sequence NOT IN (SELECT sequence FROM quarantine) GROUP BY 1"
         ).fetchall()
