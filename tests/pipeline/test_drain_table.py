@@ -1,5 +1,6 @@
 """Tables that a drain does not write to, for their rows or the queue's messages would be lost."""
 
+import errno
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from tests.users import other_user
 
 from veilmq.cli.failures import Failure
 from veilmq.cli.pipeline.session import reported
+from veilmq.client.clock import SystemClock
 from veilmq.client.records import ObjectStore
 from veilmq.pipeline.drain import (
     DirectoryTaken,
@@ -24,9 +26,9 @@ from veilmq.pipeline.drain import (
 )
 from veilmq.pipeline.drain.manifests import Directory
 from veilmq.pipeline.errors import OptionInvalid, PipelineError
-from veilmq.pipeline.places import ObjectPath
+from veilmq.pipeline.places import ObjectPath, Patience
+from veilmq.pipeline.sinks.claims.parquet import SINK_LOG, Claims
 from veilmq.pipeline.sinks.ownership import check_table
-from veilmq.pipeline.sinks.parquet import SINK_LOG, Claims, check_last
 from veilmq.store.files import locked
 from veilmq.testing.for_each import for_each
 
@@ -109,7 +111,7 @@ def test_two_copies_of_a_drain_lose_no_message(kind: str, spark: Any, stage: Sta
         sink = {"path": str(stage.directory / kind), "checkpointLocation": str(copy / "checkpoint")}
         form = "parquet" if kind == "parquet" else "veilmq-delta"
         writer = spark.readStream.format("veilmq").options(**source).load().writeStream.format(form)
-        said = r"has another batch \d of this query"
+        said = "has another " + ("batch 1 of this query" if kind == "delta" else batch(2))
         with pytest.raises(StreamingQueryException, match=f"{said}: its checkpoint was copied"):
             writer.options(**sink).trigger(availableNow=True).start().awaitTermination()
         with pytest.raises(TableForeign, match=f"{said}.*or in its `manifests/bad_records`"):
@@ -253,38 +255,97 @@ def test_delta_takes_a_new_query_s_rows_and_no_other_format_s(tmp_path: Path) ->
         check_table("parquet", str(tmp_path), tmp_path / "checkpoint")
 
 
-def test_a_batch_of_a_parquet_table_is_claimed_once(tmp_path: Path) -> None:
+def offset(seq: int, manifest: str) -> str:
+    return f'{{"seq":{seq},"file":"{manifest}","sha256":""}}\n'
+
+
+def batch(number: int) -> str:
+    """How an error names a batch of a Parquet table."""
+    return rf"batch {number} \(as in the column `batch`; Spark's log counts from 0\) of this query"
+
+
+def test_a_batch_of_a_parquet_table_is_claimed_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Spark repeats a batch with the same manifest; another manifest under its number is another drain's."""
     local, logged = tmp_path / "table", tmp_path / "checkpoint" / "offsets"
     Claims(local).claim(1, "a")
     assert not local.exists(), "Spark writes elsewhere"
-    log(local / SINK_LOG)
+    assert "not claimed, so a copy of this drain is not noticed: Spark has no _spark_metadata there" in caplog.text
+    log(local / SINK_LOG, "1")
     log(logged)
-    (logged / "1").write_text('v1\n{}\n{"seq":2,"file":"c","sha256":""}')
+    (logged / "1").write_text("v1\n{}\n" + offset(2, "c"))
     far = ObjectPath(ObjectStore(f"memory://{tmp_path.name}"), "table")
     for table in (local, far):
-        one, other = Claims(table), Claims(table, lock_seconds=0)
+        one, other = Claims(table), Claims(table, Patience(0))
         for seq, manifest in ((1, "a"), (1, "a"), (2, "b"), (3, "c")):
             one.claim(seq, manifest)
         assert sorted(each.name for each in (table / "_claims").glob("0*")) == [f"{2:020}", f"{3:020}"]
         refused = DirectoryTaken if table is local else TableForeign
-        with pytest.raises(refused, match=r"Another drain writes into .*process|another batch 3 of this query"):
+        with pytest.raises(refused, match=f"Another drain writes into .*process|another {batch(3)}"):
             other.claim(3, "d")
         one.close()
         for refuse in (other.claim, Claims(table).check):
-            with pytest.raises(TableForeign, match=r"another batch 3 of this query.* lacks that batch, remove .*3\."):
+            with pytest.raises(TableForeign, match=f"another {batch(3)}.* has that `batch`, remove .*3\\."):
                 refuse(3, "d")
+            with pytest.raises(TableForeign, match=f"has {batch(3)}, and the checkpoint ends with batch 1: it is"):
+                refuse(1, "a")  # its claim was removed
+        assert sorted(each.name for each in (table / "_claims").glob("0*")) == [f"{2:020}", f"{3:020}"]
         other.close()
         one.claim(3, "c")  # killed, and started again
         one.close()
-    with pytest.raises(TableForeign, match="another batch 2 of this query"):
-        check_last(local, logged, 1)
-    (logged / "1").write_text('v1\n{}\n{"seq":2,"file":"b","sha256":""}')
-    check_last(local, logged, 1)
+    with pytest.raises(TableForeign, match=f"another {batch(2)}"):
+        Claims(local).check_last(logged)
+    for two in (offset(2, "x") + offset(4, "y"), offset(9, "x") + offset(2, "b")):  # several sources
+        (logged / "1").write_text("v1\n{}\n-\n" + two)
+        Claims(local).check_last(logged)
+        assert (local / "_claims" / f"{3:020}").exists() == ("y" in two), "nobody knows whose it is"
     Claims(local).claim(3, "d")  # the table lacks batch 3, and nobody wrote there
     (local / "_claims" / f"{4:020}").mkdir()
     with pytest.raises(OptionInvalid, match="4 of the table cannot be read: Is a directory"):
         Claims(local).check(4, "e")
+
+
+def test_a_copy_that_waits_while_another_one_writes_is_refused(tmp_path: Path) -> None:
+    """What it read of the table before it waited for the lock is no longer true."""
+
+    class Other(SystemClock):
+        """A clock that is asked when the lock is taken: another drain has written three batches, and ends."""
+
+        def monotonic(self) -> float:
+            for number in (1, 2, 3):
+                (table / SINK_LOG / str(number)).touch()
+                one.claim(number + 1, f"of {number}")
+            one.close()
+            return super().monotonic()
+
+    for is_at_start in (True, False):
+        table, logged = tmp_path / f"{is_at_start}" / "table", tmp_path / f"{is_at_start}" / "offsets"
+        log(table / SINK_LOG, "0")
+        log(logged)
+        (logged / "0").write_text("v1\n{}\n" + offset(1, "a"))
+        one, waits = Claims(table), Claims(table, Patience(15, Other()))
+        one.claim(1, "a")
+        one.claim(2, "of 1")
+        said = "has batch 3 of this query, and the checkpoint ends with batch 0" if is_at_start else batch(4)
+        with pytest.raises(TableForeign, match=said):
+            waits.check_last(logged) if is_at_start else waits.claim(2, "x")
+        assert sorted(each.name for each in (table / "_claims").glob("0*")) == [f"{3:020}", f"{4:020}"]
+        waits.close()
+
+
+def test_a_table_on_a_file_system_without_locks_is_drained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*given: Any) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    log(tmp_path / SINK_LOG)
+    monkeypatch.setattr("fcntl.flock", refuse)
+    claims = Claims(tmp_path)
+    claims.claim(1, "a")
+    claims.claim(2, "b")
+    assert [each.getMessage() for each in caplog.records] == [
+        f"table {tmp_path}: batches are not claimed, so a copy of this drain is not noticed: No locks available"
+    ]
 
 
 def test_a_directory_that_is_closed_or_a_file_is_named(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ class DrainOptions(msgspec.Struct, frozen=True, kw_only=True):
     """For manifests: on a file system or in an object store (a URL) that driver and executors share; used by this query
     only."""
     table: str | None = None
-    """Directory or URL of the Parquet table that Spark's own sink writes, to claim batches there (`sinks.parquet`)."""
+    """Directory or URL of the Parquet table that Spark's own sink writes, to claim batches there: `sinks.claims`."""
     group: str | None = None
     """Directory above those of all drains of the same queues, on a file system."""
     queues: tuple[str, ...] = ()

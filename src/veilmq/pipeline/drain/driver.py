@@ -36,7 +36,7 @@ from veilmq.pipeline.drain.manifests import Directory, Offset, open_manifest, ta
 from veilmq.pipeline.errors import OptionInvalid, SourceUnreachable
 from veilmq.pipeline.options import DrainOptions, rows_default
 from veilmq.pipeline.places import Place, modified, place
-from veilmq.pipeline.sinks.parquet import Claims
+from veilmq.pipeline.sinks.claims.parquet import Claims
 
 REMEMBER_SECONDS: Final = 14 * 86_400.0
 _PAUSE_SECONDS: Final = 0.2

@@ -314,6 +314,9 @@ class FileLock:
             holder = os.pread(file, 32, 0).decode("ascii", "replace").strip()
             os.close(file)
             raise PlaceTaken(f"process {holder or 'unknown'}", "") from None
+        except OSError:  # the file system has no locks
+            os.close(file)
+            raise
         os.ftruncate(file, 0)
         os.pwrite(file, str(os.getpid()).encode(), 0)
         self._file = file

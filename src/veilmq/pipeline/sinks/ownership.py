@@ -24,7 +24,7 @@ from veilmq.pipeline.errors import OptionInvalid, TableForeign
 from veilmq.pipeline.places import here
 from veilmq.pipeline.places.delta import table_at
 from veilmq.pipeline.sinks.claims import OFFSETS, Claim, copied, last, mark_of, went_back
-from veilmq.pipeline.sinks.parquet import SINK_LOG, check_last
+from veilmq.pipeline.sinks.claims.parquet import SINK_LOG, Claims, last_entry
 from veilmq.pipeline.tables import literal
 
 if TYPE_CHECKING:
@@ -59,6 +59,8 @@ def readable(*given: Path | str) -> Iterator[None]:
                 raise OptionInvalid(f"{directory} cannot be: {first} is a file.", "Name a directory.")
         yield
     except OSError as error:
+        if error.filename is None:  # no file's, such as a connection's
+            raise
         wrong = f"{error.filename} cannot be read: {error.strerror}."
         raise OptionInvalid(wrong, "Let this user read it, or name another directory, and run it again.") from None
 
@@ -70,7 +72,7 @@ def check_table(
 
     spark: lists logs that Python does not find; without it, those at a URL are not checked. mend_newer: how to fix a
     Delta table that has later or other batches; None: of a drain. Raises TableForeign, and OptionInvalid if a log
-    cannot be read, or a directory is none; of a drain's Parquet table as `check_last`.
+    cannot be read, or a directory is none; of a drain's Parquet table as `Claims.check_last`.
     """
     with readable(path, checkpoint):
         _check(kind, path, checkpoint, spark, mend_newer)
@@ -86,7 +88,7 @@ def _check(
             raise TableForeign(f"{path} is a Delta table.", "Drain with that format, or into another place.")
         if kind == "delta" and log.is_dir():
             raise TableForeign(f"{path} is a Parquet table.", "Drain with that format, or into another place.")
-        has, files = _last(log), not is_delta and any(any(table.glob(each)) for each in _FILES)
+        has, files = last_entry(log), not is_delta and any(any(table.glob(each)) for each in _FILES)
     if is_delta and table is not None:
         _check_newest(table, here(checkpoint), mend_newer)
     if not files and (kind == "delta" or (table is None and spark is None)):
@@ -100,7 +102,7 @@ def _check(
     if kind == "parquet" and has < reached:
         _check_complete(path, has, checkpoint, spark)
     if kind == "parquet" and table is not None and (there := here(checkpoint)) is not None:
-        check_last(table, there / OFFSETS, has)
+        Claims(table).check_last(there / OFFSETS)
 
 
 def _check_newest(table: Path, checkpoint: Path | None, mend: str | None) -> None:
@@ -113,7 +115,7 @@ def _check_newest(table: Path, checkpoint: Path | None, mend: str | None) -> Non
         found = table_at(table)
     except (ValueError, LookupError, TypeError):
         return  # Spark says what is wrong with its file, and the sink what is wrong with the table
-    has, reached = last(found, query), _last(checkpoint / OFFSETS)
+    has, reached = last(found, query), last_entry(checkpoint / OFFSETS)
     if has > reached:
         raise TableForeign(went_back(str(table), has, reached), mend or _BEGIN_AGAIN)
     if has >= 0 and Claim(query, query, has, mark_of(checkpoint, has)).is_of_a_copy(found):
@@ -134,18 +136,11 @@ def _check_complete(path: str, has: int, checkpoint: Path | str, spark: "SparkSe
         raise TableForeign(f"{path} lacks batch {written} of this query: it was removed or replaced.", mend)
 
 
-def _last(log: Path) -> int:
-    """The number of the last entry of one of Spark's logs, where every tenth may be `9.compact`."""
-    if not log.is_dir():
-        return _NONE
-    return max((int(each.stem) for each in log.iterdir() if each.stem.isdigit()), default=_NONE)
-
-
 def _reached(checkpoint: Path | str, spark: "SparkSession | None", log: str) -> int | None:
     """The number of the last batch in one of the logs of a query's checkpoint; None: nobody can look."""
     there = here(checkpoint)
     if there is not None and (spark is None or (there / log).is_dir()):
-        return _last(there / log)
+        return last_entry(there / log)
     if spark is None:
         return None
     names = _listed(spark, f"{literal(str(checkpoint).rstrip('/'))}/{log}") or []

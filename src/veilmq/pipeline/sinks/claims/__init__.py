@@ -26,7 +26,7 @@ OFFSETS: Final = "offsets"
 _DIGEST_BITS: Final = 32
 _NUMBERS: Final = 1 << 31
 """A transaction's version has 63 bits."""
-_MEND_BACK: Final = (
+MEND_BACK: Final = (
     "Bring the newest checkpoint and a drain's directory back. Or start again with new ones and a new table."
 )
 _MEND_COPY: Final = (
@@ -72,7 +72,7 @@ class Claim(NamedTuple):
         """
         has = last(table, self.own)
         if has > self.batch and self.after is None:  # Spark repeats only the last one
-            raise DeltaRefused(went_back(path, has, self.batch), _MEND_BACK)
+            raise DeltaRefused(went_back(path, has, self.batch), MEND_BACK)
         if has == self.batch and self.is_of_a_copy(table):
             raise DeltaRefused(copied(path, self.batch), _MEND_COPY)
         if has >= self.batch:
@@ -117,12 +117,12 @@ def last(table: Any, app: str) -> int:
     return -1 if version is None else int(version)
 
 
-def went_back(table: str, has: int, reached: int) -> str:
-    """What is wrong with a Delta table of which a query's checkpoint knows the batches up to `reached` (-1: none)."""
+def went_back(table: str, has: int | str, reached: int) -> str:
+    """What is wrong with a table of which a query's checkpoint knows the batches up to `reached` (-1: none)."""
     known = f"ends with batch {reached}" if reached >= 0 else "has none"
     return f"{table} has batch {has} of this query, and the checkpoint {known}: it is of an earlier time."
 
 
-def copied(table: str, batch: int) -> str:
-    """What is wrong with a Delta table that has another batch of that number."""
+def copied(table: str, batch: int | str) -> str:
+    """What is wrong with a table that has another batch of that number."""
     return f"{table} has another batch {batch} of this query: its checkpoint was copied, or is of an earlier time."
