@@ -510,6 +510,7 @@ def test_half_a_manifest_of_a_crash_is_no_manifest(stage: Stage) -> None:
         ({"unwrap": "large"}, "store need each other"),
         ({"format": "xml"}, "format='xml'"),
         ({"directory": "here"}, "is relative"),
+        ({"table": "memory://t"}, "only one process sees it"),
         ({"url": ""}, "needs the option url"),
         ({"url": "ftp://x/y"}, "option url cannot be"),
         ({"lesae": "3"}, "no option lesae"),
@@ -519,6 +520,7 @@ def test_half_a_manifest_of_a_crash_is_no_manifest(stage: Stage) -> None:
 def test_bad_options_are_named(stage: Stage, options: dict[str, str], said: str) -> None:
     with stage.make(), pytest.raises(OptionInvalid, match=said):
         Driver(read_options({"url": stage.url(), "directory": str(stage.directory / "m")} | options))
+    assert not (stage.directory / "m").exists(), "it would stay locked"
 
 
 def test_an_option_of_drain_that_is_none_has_its_default() -> None:

@@ -64,9 +64,9 @@ class Driver:
         try:
             _check_lease(options, self._queue)
             self._cleanup = Cleanup(options, self._queue)
+            self._claims = None if options.table is None else Claims(place(options.table))
             self.directory = Directory(place(options.directory), self._queue.name, clock=clock)
             bad_records.adopt_former(self.directory.path)
-            self._claims = None if options.table is None else Claims(place(options.table))
         except BaseException:
             self._queue.close()
             raise
