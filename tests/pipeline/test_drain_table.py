@@ -28,7 +28,7 @@ from veilmq.pipeline.drain.manifests import Directory
 from veilmq.pipeline.errors import OptionInvalid, PipelineError
 from veilmq.pipeline.places import ObjectPath, Patience
 from veilmq.pipeline.sinks.claims.parquet import SINK_LOG, Claims
-from veilmq.pipeline.sinks.ownership import check_table
+from veilmq.pipeline.sinks.ownership import check_table, readable
 from veilmq.store.files import locked
 from veilmq.testing.for_each import for_each
 
@@ -360,11 +360,15 @@ def test_a_directory_that_is_closed_or_a_file_is_named(tmp_path: Path) -> None:
                     check_table(kind, str(tmp_path / "table"), closed / "checkpoint")
             with pytest.raises(DirectoryUnwritable, match="closed/m cannot be written: Permission denied"):
                 Directory(closed / "m", "orders")
+            with pytest.raises(DirectoryUnwritable, match="closed/_claims cannot be written: Permission denied"):
+                Claims(closed).claim(1, "a")
     finally:
         closed.chmod(0o700)
     for table, checkpoint in ((tmp_path / "table", file), (tmp_path / "table", file / "c"), (file, closed)):
         with pytest.raises(OptionInvalid, match=r"/file is a file\. Name a directory"):
             check_table("delta", str(table), checkpoint)
+    with pytest.raises(ConnectionRefusedError), readable(tmp_path):
+        raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
     with pytest.raises(DirectoryUnwritable, match=r"file/m cannot be written: File exists"):
         Directory(file / "m", "orders")
     with pytest.raises(Failure, match=rf"{file}/out: Not a directory"), reported():

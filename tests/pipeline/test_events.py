@@ -310,6 +310,9 @@ class TestBadInput:
             (Path(made) / "day=2026-01-01").mkdir(0)
             with other_user(), pytest.raises(PermissionError, match="day=2026-01-01"):
                 ParquetHistory(made).bounds()
+            Path(made).chmod(0o711)
+            with other_user(), pytest.raises(PermissionError, match=f"{made}'"):
+                ParquetHistory(made).bounds()
 
     def test_a_file_whose_labels_are_no_text(self, exported: Path, tmp_path: Path) -> None:
         copy = shutil.copytree(exported, tmp_path / "copy")

@@ -338,9 +338,9 @@ class ParquetHistory:
         """
         named, home = [], place(self.directory)
         if not isinstance(home, ObjectPath):
-            for day in home.glob("day=*"):
+            for directory in (home, *home.glob("day=*")):
                 with suppress(FileNotFoundError, NotADirectoryError):
-                    next(day.iterdir(), None)  # raises PermissionError: a glob passes over a closed directory
+                    next(directory.iterdir(), None)  # raises PermissionError: a glob passes over a closed directory
         for path in home.glob("day=*/offset-*.parquet"):
             name = _FILE.search(path.name)
             if name:
