@@ -414,6 +414,9 @@ def test_the_crashes_that_were_seen_leave_a_range_of_rates() -> None:
                 assert 0 < rates.min() < low < crash_rate(seen.crashes, exposure_s, believed) < high
             assert inside >= 0.92 * len(true), (rate, exposure_s, inside)
             assert true is not likely or inside <= 0.98 * len(true), "too wide"
+    none = Sample(np.zeros(1), np.zeros(1), 0.0, 100_000.0)
+    few, many = (np.quantile(possible_rates(none, believed, count), [0.025, 0.975]) for count in (120, 100_000))
+    assert few == pytest.approx(many, rel=0.05)
 
 
 def test_work_of_hours_needs_a_timeout_of_hours() -> None:

@@ -136,9 +136,11 @@ def possible_rates(sample: "Sample", believed: float, number: int) -> Any:
     expected = mode * sample.exposure_s
     prior = (np.log(mode) - np.log(max(believed, 1e-12)) + logs) ** 2 / (2 * RATE_PRIOR**2)
     likely = sample.crashes * logs - expected * np.exp(logs) - prior
-    shares = np.cumsum(np.exp(likely - likely.max()) * np.gradient(logs))
-    drawn = np.random.default_rng(5).uniform(size=number)
-    return mode * np.exp(np.interp(drawn, shares / shares[-1], logs))
+    weights = np.exp(likely - likely.max()) * np.gradient(logs)
+    shares = (np.cumsum(weights) - weights / 2) / weights.sum()
+    # Spread evenly, in random order: few random ones miss the ends of an interval.
+    spread = np.random.default_rng(5).permutation(number) / max(number - 1, 1)
+    return mode * np.exp(np.interp(np.clip(spread, 0.5 / number, 1 - 0.5 / number), shares, logs))
 
 
 def best_timeout(
