@@ -16,9 +16,12 @@ from veilmq.client.keeper import LeaseKeeper
 from veilmq.client.large import LargeMessageQueue
 from veilmq.client.messages import Received
 from veilmq.client.ordered import LocalFile, OrderedReceiver
+from veilmq.client.queue import Queue
 from veilmq.client.unreadable import keep
+from veilmq.client.worker import Job, Retry
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import ParameterInvalid
+from veilmq.testing.for_each import for_each
 
 
 def refusal(call: Callable[[], Any]) -> tuple[str, str]:
@@ -146,6 +149,39 @@ def test_a_stop_after_the_end_is_not_for_the_next_start(stage: Stage) -> None:
     with worker:
         gate.wait_begun()
     assert stage.nothing_left()
+
+
+class Waits(Wrapping):
+    """Notes how long each poll would wait, and answers at once."""
+
+    def __init__(self, inner: Queue) -> None:
+        super().__init__(inner)
+        self.waits: list[float] = []
+
+    def receive(self, count: int = 1, *, lease: float | None = None, wait: float = 0) -> list[Received]:
+        self.waits.append(wait)
+        return self.inner.receive(count, lease=lease)
+
+
+@for_each(
+    ("bodies", "wait", "waits"), [("", None, {1.0}), ("a", None, {1.0, 20.0}), ("", 5.0, {5.0}), ("a", 5.0, {5.0})]
+)
+def test_a_run_until_empty_waits_for_what_was_given_back(
+    tmp_path: Path, bodies: str, wait: float | None, waits: set[float]
+) -> None:
+    """Its polls are short while nothing can come back."""
+    stage = Stage(tmp_path / (bodies + str(wait)))
+    stage.send(*bodies)
+
+    def handler(job: Job) -> None:
+        if job.receive_count == 1:
+            raise Retry(delay=0)
+
+    queue = Waits(stage.queue)
+    counts = stage.worker(handler, queue, wait=wait).run(until_empty=True)
+    stage.account.close()
+    assert counts.outcomes == ({"retry": 1, "done": 1} if bodies else {})
+    assert (set(queue.waits), queue.waits[-1]) == (waits, max(waits))
 
 
 def test_signals_are_for_the_main_thread(stage: Stage) -> None:

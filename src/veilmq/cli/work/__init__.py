@@ -75,12 +75,14 @@ def _work(
             help="What the history calls this worker; '' for nothing [host and process].",
         ),
     ] = None,
-    wait: Annotated[Time, _time("--wait", "Of one poll [20s; with --until-empty 1s].")] = None,
+    wait: Annotated[Time, _time("--wait", "Of one poll [20s; with --until-empty 1s until a message fails].")] = None,
     drain: Annotated[Time, _time("--drain", "How long handlers may go on after SIGTERM [30s].")] = None,
     give_up_after: Annotated[
         Time, _time("--give-up-after", "End when the queue cannot be reached for so long [never].")
     ] = None,
-    until_empty: Annotated[bool, typer.Option("--until-empty", help="End when a poll finds nothing.")] = False,
+    until_empty: Annotated[
+        bool, typer.Option("--until-empty", help="End when a poll finds nothing; messages delayed for longer are left.")
+    ] = False,
     count: Annotated[int | None, typer.Option("--count", "-n", metavar="N", help="End after N messages.")] = None,
     metrics: Annotated[
         str | None, typer.Option("--metrics", metavar="HOST:PORT", help="Serve metrics for Prometheus there.")

@@ -51,9 +51,6 @@ _ADVICE_AWAY: Final = (
 _TIMES: Final = ("lease", "stop_before_expiry", "wait", "drain", "give_up_after")
 _SAME: Final = ("concurrency", "prefetch", "batch", "poison_after", "dead_letter_queue", "error_report")
 
-_LAST_POLL_S: Final = 1.0
-"""How long a poll of `--until-empty` waits: SQS needs a wait to ask all of its servers, and the last poll costs it."""
-
 T = TypeVar("T")
 
 log = logging.getLogger("veilmq.worker")
@@ -138,8 +135,6 @@ def parameters(given: Mapping[str, Any]) -> dict[str, Any]:
     for name in _TIMES:
         if given[name] is not None:
             options[name] = seconds(f"--{name.replace('_', '-')}", given[name])
-    if given["until_empty"]:
-        options.setdefault("wait", _LAST_POLL_S)
     _add_keeper(options, given)
     if given["retry_first"] or given["retry_longest"]:
         options["retry"] = _backoff(given)

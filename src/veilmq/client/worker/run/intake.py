@@ -33,6 +33,10 @@ EARLY: Final = Backoff(first=0.05, longest=5.0)
 """Pause after an empty answer that came in less than half of the wait."""
 _AGAIN_SECONDS: Final = 0.2
 """Pause between two interruptions of the open polls."""
+_LAST_POLL_S: Final = 1.0
+"""The wait of a run until empty, while no message can come back: its last poll costs it."""
+_GONE: Final = {"done", "repeated", "dead_lettered"}
+"""Outcomes after which a message cannot come back."""
 
 log = logging.getLogger("veilmq.worker")
 
@@ -113,8 +117,9 @@ class Intake:
             before = self._clock.monotonic()
             # Checked before the poll: a message given back during the poll may have come too late for it.
             idle = self._ready.in_hand == 0
+            wait = self._next_wait()
             try:
-                came = self._poll.receive(places, lease=self._first_lease, wait=self._wait)
+                came = self._poll.receive(places, lease=self._first_lease, wait=wait)
             except BaseException as error:  # noqa: BLE001 the user's policy runs here and may fail in any way
                 self._ready.unreserve(places)
                 failing_since = before if failing_since is None else failing_since
@@ -129,16 +134,22 @@ class Intake:
             self._ready.unreserve(places - taken)
             if came:
                 early = 0
-            elif self._until_empty and idle and self._ready.in_hand == 0:
+            elif self._until_empty and idle and self._ready.in_hand == 0 and wait == self._next_wait():
                 self._idle()
                 return
-            elif self._clock.monotonic() - before < self._wait / 2 or not self._wait:
+            elif self._clock.monotonic() - before < wait / 2 or not wait:
                 early += 1
                 self._stop.wait(EARLY.delay(early, chance()))
         if not self._stop.is_set():
             # No more may be received: the run ends when the last message is done.
             self._ready.wait_until_free(None)
             self._idle()
+
+    def _next_wait(self) -> float:
+        """Of a poll. If the user named no wait, a run until empty polls briefly until something failed or came back."""
+        if self._until_empty and self._options["wait"] is None and self._counts.outcomes.keys() <= _GONE:
+            return min(_LAST_POLL_S, self._wait)
+        return self._wait
 
     def _go_on(self, error: BaseException, failing: float) -> bool:
         """Whether to receive again after this error."""
