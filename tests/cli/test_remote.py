@@ -576,6 +576,8 @@ def test_workers(veilmq: Run) -> None:
     pushing = shown_client("push", "push", "")
     assert client_text(pushing) == "the server's pushes"
     assert client_text(shown_client("sqs", "any", BOTO3)) == "Boto3/1.44.8 app/mailer Botocore/1.44.8 (sqs, any)"
+    for whole in ("api/2.1", "cfg/sync orders-api/1.0", "ua/2.1 m/E"):
+        assert client_text(shown_client("sqs", "any", whole)) == f"{whole} (sqs, any)"
     assert veilmq("workers", "--client", "nobody").err == "no worker was seen\n"
     (worker,) = veilmq("workers", "--queue", "orders", "--sort", "holds", "--messages", "5", "--json").json[0][
         "workers"

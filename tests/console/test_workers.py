@@ -150,3 +150,11 @@ def test_what_waits_for_its_retry_is_held_by_nobody(server: Any, api: Api, visit
     page = plain(visitor.get(f"/console/messages/{message}").text)
     assert ": nobody works on it, it waits for its retry " in page
     assert " last held by " in page
+
+
+def test_a_holder_is_named_without_its_platform(api: Api, visitor: Visitor) -> None:
+    api.create("orders")
+    api.send("orders")
+    held = receive(api, "Boto3/1.44.8 ua/2.1 os/linux")
+    page = plain(visitor.get(f"/console/messages/{held}").text)
+    assert " held by Boto3/1.44.8 admin " in page, page[:600]

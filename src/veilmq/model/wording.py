@@ -12,5 +12,11 @@ def counted(number: int, noun: str) -> str:
 
 
 def short_client(client: str) -> str:
-    """A user agent without what AWS's SDKs say there of their platform, which is most of it."""
-    return " ".join(word for word in client.split() if not word.startswith(_AWS_PLATFORM))
+    """A user agent without what AWS's SDKs say there of their platform, which is most of it.
+
+    One without their mark `ua/`, or with nothing else, is returned unchanged.
+    """
+    words = client.split()
+    if not any(word.startswith("ua/") for word in words):
+        return client
+    return " ".join(word for word in words if not word.startswith(_AWS_PLATFORM)) or client
