@@ -208,7 +208,8 @@ def test_every_operation_is_answered_and_takes_every_member(world: World, operat
 
 
 LACKING = {"Entries": "EmptyBatchRequest", "QueueUrl": "NonExistentQueue", "QueueName": "InvalidParameterValue"}
-"""How AWS calls the lack of a member, if not MissingParameter; so it is recorded in yavosh/pail."""
+"""How AWS calls the lack of a member, if not MissingParameter; yavosh/pail recorded QueueUrl of SendMessage
+and QueueName of GetQueueUrl, and other operations are by analogy."""
 
 
 @for_each("operation", sorted(GIVEN))

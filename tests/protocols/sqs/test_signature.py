@@ -473,6 +473,11 @@ def test_what_is_no_signature_is_told_apart(codec: Codec, authorization: bytes |
     request = Request("POST", b"/", headers, BODY, "::1", False, "0" * 36)
     answer = decode(codec, request)
     assert code_of(answer) == code
+    if authorization is None:
+        long = decode(codec, changed(request, target=b"/" + b"q" * 1_000))
+        assert isinstance(long, Response)
+        shown = f"http://{PLAIN['host']}/{'q' * 1_000}"[:256]
+        assert f"Access to the resource {shown}... is denied." in long.body.decode()
     assert isinstance(answer, Response)
     assert b"hush" not in answer.body
 

@@ -186,8 +186,8 @@ def missing(parameter: str) -> Refusal:
 
 
 def no_queue_name() -> Refusal:
-    """CreateQueue and GetQueueUrl without a name: of this code, though DeleteMessage without its handle is
-    MissingParameter (AWS, as recorded in yavosh/pail, test/diff: sqs-errors, sqs-edge-cases)."""
+    """GetQueueUrl without a name: of this code, though DeleteMessage without its handle is MissingParameter (AWS, as
+    recorded in yavosh/pail, test/diff: sqs-errors, sqs-edge-cases). CreateQueue is by analogy."""
     return Refusal(
         INVALID_PARAMETER_VALUE, "Value for parameter QueueName is invalid. Reason: Must specify a queue name."
     )

@@ -158,7 +158,7 @@ class Verifier:
             if any(b"AWSAccessKeyId=" in given for given in (request.query, request.body)):
                 raise too_old()
             # yavosh/pail, sqs-auth-errors; the words as in DanielDaCosta/apiGateway-sqs-lambda #1.
-            shown = f"{address_used(request, False)}{request.path.decode('latin-1')}"[:256]
+            shown = show(address_used(request, False).encode() + request.path)
             raise Refusal(errors.ACCESS_DENIED, f"Access to the resource {shown} is denied.")
         headers = request.headers
         prefix = authorization[:-_SIGNATURE_HEX]
