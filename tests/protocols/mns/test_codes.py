@@ -118,15 +118,16 @@ WORDS = {
     "InvalidAccessKeyId": "The AccessKey Id you provided is not exist.",
     "SignatureDoesNotMatch": "The request signature we calculated does not match the signature you provided. Check "
     "your key and signing method.",
-    "InvalidAuthorizationHeader": "The Authorization header format is invalid.",
+    "InvalidAuthorizationHeader": "The Authorization header format is invalid. "
+    "It is neither `MNS id:signature` nor of signature V4.",
     "MissingAuthorizationHeader": "Authorization header is required.",
-    "InvalidDateHeader": "The Date header format is invalid.",
+    "InvalidDateHeader": "The Date header format is invalid. It is not in the form of RFC 1123.",
     "MissingDateHeader": "Date header is required.",
-    "TimeExpired": "The http request you sent is expired.",
-    "InvalidDegist": "The Content-MD5 you specified is invalid.",
+    "TimeExpired": "The http request you sent is expired. Its date is more than 15 minutes off.",
+    "InvalidDegist": "The Content-MD5 you specified is invalid. It does not fit the body.",
     "InvalidArgument": "The value of VisibilityTimeout should between 1 and 43200 seconds.",
     "MalformedXML": "The XML you provided was not well-formed.",
-    "InvalidRequestURL": "Http request URL format invalid.",
+    "InvalidRequestURL": "Http request URL format invalid. The URL or its method is not one of this API.",
     "InvalidQueryString": 'Http request URL contains invalid querystring item "waitseconds".',
     "MissingReceiptHandle": "ReceiptHandle is required.",
     "MissingVisibilityTimeout": "VisibilityTimeout is required.",
@@ -140,7 +141,7 @@ WORDS = {
     "QueueDeletedRecently": "The queue you want to create is deleted recently.",
 }
 """How the message begins: the page "Error codes" (help.aliyun.com/document_detail/27501.html); of a name with what is
-allowed today."""
+allowed today. A last sentence "It ...", "Its ..." or "The URL ..." is ours."""
 
 
 @for_each("code", ROWS, fresh="wire")

@@ -33,18 +33,28 @@ SIGNATURE_DOES_NOT_MATCH: Final = Fault(
     "The request signature we calculated does not match the signature you provided. Check your key and signing method.",
 )
 INVALID_AUTHORIZATION_HEADER: Final = Fault(
-    "InvalidAuthorizationHeader", 400, "The Authorization header format is invalid."
+    "InvalidAuthorizationHeader",
+    400,
+    "The Authorization header format is invalid. It is neither `MNS id:signature` nor of signature V4.",
 )
 MISSING_AUTHORIZATION_HEADER: Final = Fault("MissingAuthorizationHeader", 400, "Authorization header is required.")
-INVALID_DATE_HEADER: Final = Fault("InvalidDateHeader", 400, "The Date header format is invalid.")
+INVALID_DATE_HEADER: Final = Fault(
+    "InvalidDateHeader", 400, "The Date header format is invalid. It is not in the form of RFC 1123."
+)
 MISSING_DATE_HEADER: Final = Fault("MissingDateHeader", 400, "Date header is required.")
 MISSING_VERSION_HEADER: Final = Fault("MissingVersionHeader", 400, "x-mns-version header is required.")
 INVALID_VERSION_HEADER: Final = Fault("InvalidVersionHeader", 400, "The value of x-mns-version must be 2015-06-06.")
-TIME_EXPIRED: Final = Fault("TimeExpired", 408, "The http request you sent is expired.")
-INVALID_DIGEST: Final = Fault("InvalidDegist", 400, "The Content-MD5 you specified is invalid.")
+TIME_EXPIRED: Final = Fault(
+    "TimeExpired", 408, "The http request you sent is expired. Its date is more than 15 minutes off."
+)
+INVALID_DIGEST: Final = Fault(
+    "InvalidDegist", 400, "The Content-MD5 you specified is invalid. It does not fit the body."
+)
 INVALID_ARGUMENT: Final = Fault("InvalidArgument", 400, "A value in the request is not allowed.")
 MALFORMED_XML: Final = Fault("MalformedXML", 400, "The XML you provided was not well-formed.")
-INVALID_REQUEST_URL: Final = Fault("InvalidRequestURL", 400, "Http request URL format invalid.")
+INVALID_REQUEST_URL: Final = Fault(
+    "InvalidRequestURL", 400, "Http request URL format invalid. The URL or its method is not one of this API."
+)
 INVALID_QUERY_STRING: Final = Fault("InvalidQueryString", 400, "Http request URL contains invalid querystring item.")
 MISSING_RECEIPT_HANDLE: Final = Fault("MissingReceiptHandle", 400, "ReceiptHandle is required.")
 MISSING_VISIBILITY_TIMEOUT: Final = Fault("MissingVisibilityTimeout", 400, "VisibilityTimeout is required.")
