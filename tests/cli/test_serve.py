@@ -31,6 +31,7 @@ from tests.support.commands import bare
 from tests.support.ports import kept_ports
 from tests.support.sqlite import read_events
 
+from veilmq.cli import _ORDER
 from veilmq.cli.serve.admin_connection import HEAD_S
 from veilmq.client.adapters.embedded import EmbeddedAccount
 from veilmq.model.events import EventRecord
@@ -272,6 +273,11 @@ def test_the_log_tells_who_was_refused(serve: Serve, keys: Path) -> None:
     server.wait_for(f"sqs: AK1 may not purge: {asked} by AK1 of 111111111111/us-east-1/orders")
     server.wait_for(f"sqs: {asked} by AK1: refused with 403: ")
     server.wait_for(f"sqs: {asked}: refused with 403: ")
+    arns = [f"arn:aws:sqs:us-east-1:111111111111:{number}" for number in range(10)]
+    policy = json.dumps({"redrivePermission": "allowAll", "sourceQueueArns": arns})
+    with pytest.raises(ClientError):
+        server.sqs("AK1", "hush-one").create_queue(QueueName="q", Attributes={"RedriveAllowPolicy": policy})
+    server.wait_for("You can specify source queue ARNs only when the permission type is byQueue.")
     ask_refused(f"{azure}/example/a?comp=metadata")
     server.wait_for("azure: GET /example/a from 127.0.0.1: refused with 400: MissingRequiredHeader: An HTTP header")
     batch = {"Action": "SendMessageBatch", "QueueUrl": f"{server.url}/111111111111/orders"}
@@ -557,7 +563,11 @@ def test_help_and_version(veilmq: Any) -> None:
         done = veilmq(*arguments)
         assert (done.returncode, done.stderr) == (0, "")
         assert told in done.stdout
-        assert "..." not in done.stdout.partition("Commands:")[2]  # no sentence is cut
+        commands = done.stdout.partition("Commands:")[2]
+        assert "..." not in commands  # no sentence is cut
+        if arguments == ["--help"]:  # by use, not by name
+            rows = commands.partition("\n\n")[0].splitlines()
+            assert tuple(row.split()[0] for row in rows if row[2:3].strip()) == _ORDER
     assert veilmq("keys", "new", "--account", "1").returncode == 2
     assert veilmq("check", "--data", "/nonexistent").returncode == 3
 

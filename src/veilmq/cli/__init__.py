@@ -44,6 +44,7 @@ _ORDER: Final = (
     "clock", "cluster", "pipeline",
 )  # fmt: skip
 """The commands as `veilmq --help` lists them: what a new user needs first, then what is done together."""
+_PLACES: Final = {name: place for place, name in enumerate(_ORDER)}
 _EPILOG: Final = (
     "Exit codes: 0 done; 1 found something wrong or was refused; 2 a flag, variable or file is wrong; 3 the data "
     "directory is held, open to others, of another release or not ours; 4 a port is in use or nobody answers; 5 the "
@@ -103,7 +104,7 @@ def application() -> typer.Typer:
 def _command() -> Any:
     """All commands, ready to run. They take 20 ms to build, and a process may run several."""
     command: Any = typer.main.get_command(application())
-    command.commands = dict(sorted(command.commands.items(), key=lambda named: _ORDER.index(named[0])))
+    command.commands = dict(sorted(command.commands.items(), key=lambda named: _PLACES.get(named[0], len(_PLACES))))
     _adapt(command)
     return command
 

@@ -185,7 +185,8 @@ def may_send_to_targets(key: AccessKey, action: Action, command: AnyCommand) -> 
     )
 
 
-_GIST_BYTES: Final = 300
+_GIST_BYTES: Final = 800
+"""How much of a refusal the log shows: a value of 256 characters, with escapes, and the reason after it."""
 _SHOWN_BYTES: Final = 200
 """How much of a path or action the log shows."""
 _HOST_SHOWN_BYTES: Final = 100
