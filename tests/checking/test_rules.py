@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 from tests.checking.script import EXACT, SECOND, Script, grant
 
+from veilmq.checking.lives import with_highest_before
 from veilmq.checking.log import Kind, LogInvalid, Outcome
 from veilmq.checking.report import Promises
 from veilmq.testing.for_each import for_each
@@ -556,3 +557,9 @@ def test_a_rule_that_is_broken_often_has_ten_stories() -> None:
     script.drain(100, 101)
     report = script.report()
     assert (report.counts.total(), len(report.violations)) == (50, 10)
+
+
+def test_the_highest_before_ended_at_the_begin_or_earlier_and_is_another_one() -> None:
+    one, two, moment = (0, 1, 5), (1, 2, 3), (3, 3, 9)
+    found = with_highest_before((one, two, moment), lambda each: each[0], lambda each: each[1], lambda each: each[2])
+    assert list(found) == [(one, None), (two, one), (moment, one)]

@@ -171,6 +171,7 @@ def test_a_settlement_that_is_interrupted_is_made_again(stage: Stage, statement:
     writer._execute = strike
     with pytest.raises(Interrupted):
         store_of(stage).query(Peek(queue=queue, origin=TESTER), stage.now)
+    writer._execute = execute
     assert bodies(stage.peek(queue)) == ["one"]
     stage.send(queue, "two")
     stage.send(queue, "delayed", delay_us=SECOND_US)
