@@ -161,11 +161,17 @@ def test_a_cut_database_is_refused_beside_its_wal(stage: Stage, tmp_path: Path) 
     stage.open()
 
 
-def test_a_short_database_is_whole_if_the_wal_has_the_rest(stage: Stage) -> None:
+def test_a_short_database_is_whole_if_the_wal_has_the_rest(stage: Stage, tmp_path: Path) -> None:
     queue = started(stage)
     store_of(stage)._writer.redo.close()
     stage.send(queue, "x" * 100_000)
-    assert killed(stage).stat().st_size < 300_000
+    database = killed(stage)
+    assert database.stat().st_size < 300_000
+    disk = tmp_path / "another disk"
+    disk.mkdir()
+    for name in ("veilmq.db", "veilmq.db-wal"):  # SQLite keeps the WAL beside the file to which a link leads
+        database.with_name(name).rename(disk / name)
+    database.symlink_to(disk / "veilmq.db")
     stage.open()
     assert bodies(stage.receive(queue, 10)) == ["x" * 100_000]
 
@@ -184,7 +190,18 @@ def test_an_earlier_copy_of_the_database_is_refused_beside_a_newer_wal(stage: St
         SqliteStore(database.parent, SMALL)
     database.write_bytes(whole)
     stage.open()
-    assert bodies(stage.receive(queue, 10)) == ["first", "in the WAL"]
+    store_of(stage)._writer.redo.close()
+    older = database.read_bytes()
+    stage.send(queue, "copied")
+    store_of(stage).checkpointer.finish()
+    stage.send(queue, "in the WAL that began anew")
+    assert killed(stage) == database
+    whole = database.read_bytes()
+    database.write_bytes(older)
+    refused(database, tmp_path)
+    database.write_bytes(whole)
+    stage.open()
+    assert bodies(stage.receive(queue, 10)) == ["first", "in the WAL", "copied", "in the WAL that began anew"]
 
 
 def test_an_earlier_wal_is_refused_beside_a_newer_database(stage: Stage, tmp_path: Path) -> None:

@@ -68,7 +68,8 @@ class SqliteFactory:
     def kill(self, store: Store) -> None:
         """Close the store, then restore the files as they were before: its close changes nothing."""
         assert isinstance(store, SqliteStore)
-        left = {name: (self.path / name).read_bytes() for name in ("veilmq.db", "veilmq.db-wal", "redo")}
+        names = ("veilmq.db", "veilmq.db-wal", "redo", "committed")
+        left = {name: (self.path / name).read_bytes() for name in names if (self.path / name).exists()}
         store.close()
         for name, content in left.items():
             (self.path / name).write_bytes(content)

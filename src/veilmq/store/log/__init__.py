@@ -172,7 +172,6 @@ class Follower(Protocol):
 
     def look_again(self) -> None:
         """Begin to fold in what its WAL gathered behind a long read, if that has ended. Call about once a second."""
-        ...
 
     def queues(self, incarnations: Iterable[int] | None = None) -> dict[int, QueueInfo | None]:
         """These queues, or all, without counts; None for one that is not there. By incarnation. Raises Diverged,

@@ -386,6 +386,9 @@ class SqliteStore:
                 self._broken = str(error)
                 logger.error("unclean shutdown: %s: %s", type(error).__name__, reason_of(error))
         try:
+            if self._broken is None and is_owner and self._log is None:
+                with suppress(apsw.Error):  # notes what the file has; closing the last connection copies, too
+                    self.checkpointer.finish()
             self.checkpointer.close()
             self.readers.close()
             how = close_last if self._broken is None else close_unchecked

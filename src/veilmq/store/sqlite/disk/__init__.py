@@ -12,6 +12,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -203,7 +204,10 @@ def open_writer(path: Path, options: Options, *, trusting: bool = False) -> apsw
 def losses_of(path: Path, connection: apsw.Connection) -> list[str]:
     """What was acknowledged and is missing, so that a start is refused. Raises apsw.Error, msgspec.MsgspecError,
     OSError."""
-    if (cut := own_file.lacks(path, connection)) is not None:
+    with connection:  # over before `find`, which reads `committed` ahead of its own transaction
+        connection.execute("SELECT count(*) FROM sqlite_schema").fetchall()
+        cut = own_file.lacks(path, connection)
+    if cut is not None:
         return [cut]
     if not schema.is_begun(connection):
         return []
@@ -332,7 +336,9 @@ Folded = Callable[[int, int], None]
 def fold(connection: apsw.Connection, folded: Folded | None) -> tuple[int, int]:
     """Copy the WAL into the database, as far as readers let it. Returns how many pages the WAL has, and how many are
     copied. Raises apsw.Error."""
-    mark: Any = folded and connection.execute("SELECT offset, clock FROM mark").fetchone()
+    mark: Any = None
+    with suppress(apsw.Error):  # then it is not noted; the copying does not need it
+        mark = folded and connection.execute("SELECT offset, clock FROM mark").get
     pages = connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
     if mark and pages[0] == pages[1]:
         # SQLite syncs the file only if nothing was committed meanwhile, as the second call shows.

@@ -36,12 +36,13 @@ _WIDTHS: Final = (0, 1, 2, 3, 4, 6, 8, 8, 0, 0)
 
 
 def lacks(path: Path, connection: apsw.Connection) -> str | None:
-    """Why pages of the database are missing, and what to do; None: they are there. Raises apsw.Error, OSError."""
+    """Why pages of the database are missing, and what to do; None: they are there. connection: in a read transaction,
+    or a server's checkpoint could move pages between two looks. Raises apsw.Error, OSError."""
     size, pages = int(connection.pragma("page_size")), int(connection.pragma("page_count"))
     there = path.stat().st_size
     if there >= pages * size:
         return None
-    in_wal = _pages_of(path.with_name(f"{path.name}-wal"), size) | {_LOCK_BYTE // size + 1}
+    in_wal = _pages_of(Path(connection.filename_wal), size) | {_LOCK_BYTE // size + 1}
     missing = sum(number not in in_wal for number in range(there // size + 1, pages + 1))
     if not missing:
         return None

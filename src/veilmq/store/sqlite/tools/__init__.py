@@ -104,8 +104,7 @@ def check(database: Path, progress: Progress = _unseen, *, is_owner: bool = Fals
             _check_rollups(connection, report)
         if not is_owner:
             for reason in last_commit.losses(database, connection, found):
-                if reason != cut:
-                    report.add("file", reason)
+                report.add("file", reason)
             if (ahead_us := last_commit.ahead_us(connection, found)) > HOUR_US:
                 report.add("file", f"the lease clock is {ahead_us // SECOND_US} s ahead of what was committed last")
         if found.is_damaged:

@@ -41,6 +41,7 @@ from veilmq.store.sqlite.disk import (
     connect,
     losses_of,
     open_reader,
+    own_file,
     reason_of,
     redo,
     see_checksums,
@@ -380,8 +381,10 @@ def _copy(database: Path, part: Path, progress: Progress, is_owner: bool, exactl
         check_ours(source)
         check_writable(source)  # the copy is like it
         found = last_commit.find(database, source)  # from here on the snapshot is fixed
-        if not is_owner and (losses := last_commit.losses(database, source, found)):
-            raise NotOurs(losses[0])
+        if not is_owner:
+            cut = own_file.lacks(database, source)
+            if losses := [cut] if cut else last_commit.losses(database, source, found):
+                raise NotOurs(losses[0])
         if has_checksums(source):
             # The first page of a file says that pages have checksums, and others may be written before it.
             give_checksums(target, VERSION)

@@ -70,7 +70,7 @@ class LastCommit:
         """
         self._last = Noted(epoch, 0, offset, clock)
         self._synced = self._last
-        self._folds = 0
+        self._folded = Noted(epoch, 0, 0, 0)
         self._disk = disk = options.disk
         self._file: RawFile | None = None
         self._syncing: Job | None = None
@@ -100,11 +100,11 @@ class LastCommit:
 
     def note_folded(self, offset: int, clock: int) -> None:
         """Write what the database's own file has, after that was synced. Any thread, one call at a time."""
-        if self._file is not None:
-            self._folds += 1
+        last = self._folded
+        if self._file is not None and last[2:] != (offset, clock):
+            self._folded = noted = Noted(last.epoch, last.number + 1, offset, clock)
             with suppress(OSError):  # then it lags behind until the next checkpoint
-                noted = Noted(self._last.epoch, self._folds, offset, clock)
-                self._file.write(_slot(noted), _FOLDED_PLACES[self._folds & 1])
+                self._file.write(_slot(noted), _FOLDED_PLACES[noted.number & 1])
 
     def sync(self) -> None:
         """Begin to sync the file, in a thread, unless it is synced. Call about once a second."""
@@ -175,13 +175,14 @@ def find(database: Path, connection: apsw.Connection) -> Found:
 
 def losses(database: Path, connection: apsw.Connection, found: Found) -> list[str]:
     """What was committed and is neither in the database nor in its redo log, and what to do; empty if all is there, or
-    if nothing is known. connection: in the transaction of `find`. Raises apsw.Error, OSError."""
+    if nothing is known. Pages that are missing: `own_file.lacks`. connection: in the transaction of `find`. Raises
+    apsw.Error, OSError."""
     log, committed = database.with_name(REDO), database.with_name(COMMITTED)
-    reasons = [own_file.lacks(database, connection), redo_file.loss(log, connection)]
+    loss = None
     if found.noted is not None and not redo_file.is_given_up(log):
-        reasons.append(_loss(committed, found.noted, connection, found.missing))
-    reasons.append(_mixed(database, connection, found))
-    return [reason for reason in reasons if reason is not None]
+        loss = _loss(committed, found.noted, connection, found.missing)
+    useless, mixed = _mixed(database, connection, found)
+    return [reason for reason in (redo_file.loss(log, connection), useless, loss, mixed) if reason is not None]
 
 
 def ahead_us(connection: apsw.Connection, found: Found) -> int:
@@ -214,23 +215,32 @@ def _loss(path: Path, noted: Noted, connection: apsw.Connection, missing: Sequen
     return f"{what}: veilmq.db-wal or {REDO} is damaged, cut, or not of the same moment; {_advice(path)}"
 
 
-def _mixed(database: Path, connection: apsw.Connection, found: Found) -> str | None:
-    """Whether the database's own file is older than what lies beside it, or newer than its WAL, and what to do."""
+def _mixed(database: Path, connection: apsw.Connection, found: Found) -> tuple[str | None, str | None]:
+    """Whether the WAL has less than the database's own file, which does without it; and whether that file is otherwise
+    newer than its WAL, or older than what lies beside it. With what to do."""
+    committed = database.with_name(COMMITTED)
     in_file, folded = own_file.mark_of(connection), found.folded
     rows: Any = connection.execute("SELECT offset, clock, epoch FROM mark, secret").fetchall()
     ((*with_wal, epoch),) = rows
     if in_file is None:
-        return None
+        return None, None
+    if folded is not None and folded.epoch != epoch:
+        folded = None
     if in_file > tuple(with_wal):
-        return (
-            f"{database}-wal is damaged or older than {database}, which it would damage: restore all files of one"
-            " moment, or move the WAL and veilmq.db-shm away"
-        )
-    if folded is None or folded.epoch != epoch or in_file >= folded[2:]:
-        return None
-    return (
+        what = f"{connection.filename_wal} is damaged or older than {database}"
+        if folded is not None and in_file == folded[2:]:
+            return (
+                f"{what}, which has all before offset {in_file[0]} without it: restore all files of one moment, or move"
+                " the WAL and veilmq.db-shm away, and run `veilmq check`"
+            ), None
+        # A checkpoint may have been amid its work: then pages that the file still lacks are in the WAL alone.
+        is_given_up = redo_file.is_given_up(committed)
+        return None, None if is_given_up else f"{what}, which may need pages from it; {_advice(committed)}"
+    if folded is None or in_file >= folded[2:]:
+        return None, None
+    return None, (
         f"{database} is an earlier copy, with all before offset {in_file[0]}: it had all before {folded.offset}, and"
-        f" changes between the two may be missing; {_advice(database.with_name(COMMITTED))}"
+        f" changes between the two may be missing; {_advice(committed)}"
     )
 
 
