@@ -384,7 +384,7 @@ def test_a_wal_is_left_out_if_it_is_older_than_the_database(stage: Stage, tmp_pa
             shutil.copyfile(wal, tmp_path / "wal")
     stage.store.close()
     shutil.copyfile(tmp_path / "wal", wal)
-    with pytest.raises(NotOurs, match="which has all before offset .* without it"):
+    with pytest.raises(NotOurs, match=r"which has all before offset .* without it"):
         SqliteStore(database.parent, SMALL)
     Path(f"{database}-shm").unlink()
     before = sorted(path.name for path in database.parent.iterdir())

@@ -155,7 +155,22 @@ class FaultDisk(apsw.VFS):
         """The type of file system that it says it is."""
         self.syncing: Callable[[str], None] = lambda path: None
         """Called before each sync with the file's path, in the thread that syncs: wait in it for a slow disk."""
+        self.whole: set[int] = set()
+        """Hashes of what SQLite has written at once, in place of checksums in the pages."""
         super().__init__(name, "")
+        apsw.connection_hooks.append(self._opened)
+
+    def _opened(self, connection: apsw.Connection) -> None:
+        if connection.open_vfs == self.vfs:
+            connection.create_scalar_function("verify_checksum", self._is_whole, 1)
+
+    def _is_whole(self, *values: Any) -> bool:
+        return hash(values[0]) in self.whole
+
+    def unregister(self) -> None:
+        """Call when the last store is closed."""
+        apsw.connection_hooks.remove(self._opened)
+        super().unregister()
 
     def xOpen(self, name: str | apsw.URIFilename | None, flags: list[int]) -> Any:
         """Open a file and remember what it holds."""
@@ -382,6 +397,7 @@ class FaultFile(apsw.VFSFile):
         super().xWrite(data, offset)
         with disk.lock:
             image.write(offset, bytes(data))
+            disk.whole.add(hash(bytes(data)))
 
     def xTruncate(self, newsize: int) -> None:
         """Cut, not yet durable."""

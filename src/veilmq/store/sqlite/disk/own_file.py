@@ -19,8 +19,6 @@ from typing import Any, Final
 
 import apsw
 
-from veilmq.store.sqlite.disk import schema
-
 _LOCK_BYTE: Final = 0x40000000
 """Its page is never written."""
 _FIRST: Final = Struct(">16xH10xI")
@@ -82,15 +80,17 @@ def _pages_of(wal: Path, size: int) -> set[int]:
 def mark_of(connection: apsw.Connection) -> tuple[int, int] | None:
     """Offset of the next event and lease clock, as the file has them; None: that cannot be known. Raises
     apsw.Error."""
-    if not schema.has_checksums(connection) or connection.open_vfs != schema.CHECKING:
-        return None
     size = int(connection.pragma("page_size"))
     root: Any = connection.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'mark'").get
     try:
         _, page = connection.read("main", 0, (root - 1) * size, size)
     except apsw.IOError:  # its checksum is wrong
         return None
-    if not connection.execute("SELECT verify_checksum(?)", (page,)).get or not page.startswith(_LEAF_OF_ONE):
+    try:
+        is_whole = connection.execute("SELECT verify_checksum(?)", (page,)).get
+    except apsw.SQLError:  # this SQLite cannot say
+        return None
+    if not is_whole or not page.startswith(_LEAF_OF_ONE):
         return None
     at = int.from_bytes(page[_CELL_AT], "big") + 2  # behind the cell's length and rowid, one byte each
     kinds = page[at + 1 : at + page[at]]
