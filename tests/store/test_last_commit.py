@@ -18,7 +18,7 @@ from veilmq.model.settings.queue import QueueKey, RedrivePolicy
 from veilmq.store.directory import DatabaseFailed, DatabaseUnusable, NotOurs
 from veilmq.store.files import RealDisk
 from veilmq.store.sqlite.disk import connect
-from veilmq.store.sqlite.disk.redo.last_commit import LastCommit, read
+from veilmq.store.sqlite.disk.redo.last_commit import _FOLDED_PLACES, _PLACES, LastCommit, read
 from veilmq.store.sqlite.store import SqliteStore
 from veilmq.store.sqlite.tools import check
 from veilmq.store.sqlite.tools.backup import backup
@@ -269,17 +269,19 @@ def test_a_torn_write_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.
     file = LastCommit(path, SMALL, b"e" * 16, 5, 0)
     for offset in (6, 7, 8):
         file.note(offset, offset)
+        file.note_folded(offset, offset)
     file.close()
     content = path.read_bytes()
-    assert sorted(read_with(path, content, torn) for torn in (0, 512)) == [7, 8]
+    for places in (_PLACES, _FOLDED_PLACES):
+        assert sorted(read_with(path, content, torn, places) for torn in places) == [7, 8]
     path.write_bytes(bytes(len(content)))
     assert read(path) is None
 
 
-def read_with(path: Path, content: bytes, torn: int) -> int:
+def read_with(path: Path, content: bytes, torn: int, places: tuple[int, int]) -> int:
     """The offset if the slot at byte `torn` is torn."""
     path.write_bytes(content[: torn + 20] + bytes(20) + content[torn + 40 :])
-    noted = read(path)
+    noted = read(path, places)
     assert noted is not None
     return noted.offset
 
