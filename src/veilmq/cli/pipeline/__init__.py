@@ -106,19 +106,8 @@ def register(app: typer.Typer) -> None:
         no_args_is_help=True,
         rich_markup_mode=None,
     )
-    jobs: dict[str, Callable[..., None]] = {
-        "attempts": _attempts,
-        "survival": _survival,
-        "timeouts": _timeouts,
-        "split": _split,
-        "whatif": _whatif,
-        "helped": _helped,
-        "health": _health,
-        "audit": _audit,
-        "report": _report,
-        "loop": _loop,
-    }
-    for name, body in jobs.items():
+    for body in (_attempts, _survival, _timeouts, _split, _whatif, _helped, _health, _audit, _report, _loop):
+        name = body.__name__.removeprefix("_")
         pipeline.command(name)(_job(body, without=_NOT_OF.get(name, ())))
     pipeline.command("tidy")(_tidy)
     pipeline.command("archive")(_archive)
