@@ -81,10 +81,14 @@ def mns(url: str) -> Iterator[Queue]:
 
 
 IDS = ("x-amzn-RequestId: 1", "x-ms-request-id: 1", "x-mns-request-id: 1")
-OPENED = {sqs: answer(200, b'{"QueueUrls": []}', JSON, *IDS), azure: answer(200, b"", *IDS)}
-"""The answer to a first call: of SQS, that its answers have ids; of Azure, the queue's settings."""
+OPENED = {
+    sqs: answer(200, b'{"QueueUrls": []}', JSON, *IDS),
+    azure: answer(200, b"", *IDS),
+    mns: answer(204, b"", *IDS),
+}
+"""The answer to a first call, which has an id; of Azure, the queue's settings."""
 PAGE = b"<html><body><p>Log in</p></body></html>"
-PLACE = "Location: http://127.0.0.1:1/"
+PLACE = "Location: http://user:s3cret@portal.example:1/login?token=s3cret"
 FOREIGN = {
     **{name: STRANGE[name] for name in ("nothing", "a page", "a page that calls itself text", "a list", "other XML")},
     "a page that is XML": answer(200, PAGE, "Content-Type: text/html"),
@@ -111,6 +115,8 @@ def error_after(adapter: Callable[[str], Iterator[Queue]], call: str, strange: b
     for queue in adapter(broken.url):
         if adapter is sqs:
             queue.account.names()
+        elif adapter is mns:
+            queue.delete("id-receipt")
         elif opened:
             queue.stats()
         with pytest.raises(VeilError) as caught:
@@ -130,7 +136,9 @@ def test_the_answer_of_something_between_is_the_same_error_on_each(adapter: Call
         assert isinstance(error, TransportError)
         assert error.may_have_happened
         assert "NO_PROXY" not in str(error)
-        assert ("redirection" in str(error)) == name.startswith("30")
+        place = "" if adapter is veil else " to portal.example:1"
+        assert (f"redirection{place} (HTTP 30" in str(error)) == name.startswith("30")
+        assert "s3cret" not in str(error)
 
     @for_each("call, status", product(EACH, STATUSES))
     def is_a_refusal(call: str, status: int) -> None:
@@ -158,14 +166,34 @@ def test_the_hook_of_a_users_client_is_still_called() -> None:
     assert came == [200]
 
 
-def test_an_emulator_of_sqs_needs_neither_header_nor_id() -> None:
-    """Flask calls every answer text/html that names no type: moto's, up to 5.1."""
-    portal = answer(200, b'{"error": "log in"}', "Content-Type: application/json")
-    broken = BrokenServer([answer(200, b"{}", "Content-Type: text/html; charset=utf-8"), portal])
-    for queue in sqs(broken.url):
-        queue.delete("id-receipt")
-        with pytest.raises(TransportError, match="web page or the like"):
-            queue.delete("id-receipt")
+DELETED = {
+    # Flask calls every answer text/html that names no type: moto's, up to 5.1.
+    sqs: (200, b"{}", "Content-Type: text/html; charset=utf-8"),
+    azure: (204, b""),
+    mns: (204, b""),
+}
+TITLED = ("X-Amzn-Requestid: 1", "X-Ms-Request-Id: 1", "X-Mns-Request-Id: 1")
+"""As a proxy written in Go writes them."""
+
+
+@pytest.mark.parametrize("adapter", [sqs, azure, mns])
+def test_an_id_is_demanded_in_any_case_once_an_answer_had_one(adapter: Callable[[str], Iterator[Queue]]) -> None:
+    """An emulator may give none, and a gateway may remove them."""
+    deleted, handle = DELETED[adapter], "id:receipt" if adapter is azure else "id-receipt"
+    opened = [answer(200)] if adapter is azure else []
+    strange = [FOREIGN[name] for name in ("a page that is XML", "JSON of a portal", "302")]
+    broken = BrokenServer([answer(*deleted), *opened, *strange, *strange, answer(*deleted, *TITLED), answer(*deleted)])
+    for queue in adapter(broken.url):
+        queue.delete(handle)
+        if opened:
+            queue.stats()
+        for call, each in product(("delete", "receive"), strange):
+            with pytest.raises(TransportError, match="redirection" if each is strange[-1] else "web page or the like"):
+                EACH[call](queue, handle)
+        queue.delete(handle)
+        missing = r"^127\.0\.0\.1:\d+: HTTP 20\d without x-\w+-request-?id: "
+        with pytest.raises(TransportError, match=missing):
+            queue.delete(handle)
     broken.close()
 
 

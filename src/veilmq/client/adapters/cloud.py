@@ -184,12 +184,16 @@ def names_on_pages(page: Callable[[str | None], tuple[Iterable[str], str | None]
             return names
 
 
+_USER: Final = re.compile("(?:^|(?<=//))[^/]*@")
+"""User and password in a URL, or in a host."""
+
+
 class CloudAccount(Closing):
     """The part of an `Account` that does not depend on the protocol: its open queues, which it closes."""
 
     def __init__(self, place: str) -> None:
-        """place: where it is, for people; without secrets."""
-        self._place = place
+        """place: where it is, for people: what may be secret before its host is removed."""
+        self._place = _USER.sub("", place)
         self._lock = threading.Lock()
         self._closed = False
         self._queues: weakref.WeakSet[CloudQueue[Any]] = weakref.WeakSet()
@@ -459,7 +463,9 @@ class PacedPolls:
 def check_poll() -> None:
     """Raises CapabilityMissing if a connection cannot be looked at before its use."""
     if not hasattr(select, "poll"):
-        raise CapabilityMissing(capability="select.poll (eventlet's monkey_patch() removes it)")
+        raise CapabilityMissing(
+            capability="select.poll, which this Python has not (Windows; after eventlet's monkey_patch())"
+        )
 
 
 def is_here(endpoint: str | None) -> bool:

@@ -14,7 +14,8 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from veilmq.client.errors import ServiceError, TransportError
+from veilmq.client.adapters.foreign import foreign_answer
+from veilmq.client.errors import ServiceError
 from veilmq.model.errors import (
     NAME_TAKEN,
     CapabilityMissing,
@@ -39,7 +40,6 @@ _FIFO_IN_FLIGHT_MAX: Final = 20_000
 _MESSAGE_BYTES_MAX: Final = 1_048_576
 _ENTITY_TOO_LARGE: Final = 413
 _NO_REFUSAL: Final = range(200, 400)
-_REDIRECTED: Final = 300
 
 _PARAMETER: Final = re.compile(r"for parameter (\w+) is invalid(?:\. Reason: (.*))?", re.DOTALL)
 _NAME_RULE: Final = "hyphens, or underscores. 1 to 80 in length"
@@ -140,14 +140,6 @@ def error_in(table: Mapping[str, Callable[[Refused], VeilError]], refusal: Refus
         )
     error.request_id = refusal.request_id
     return error
-
-
-def foreign_answer(status: int) -> TransportError:
-    """The error for an answer that is no refusal and cannot be the service's: a redirection, the log-in page of a proxy
-    or portal."""
-    what = "a web page or the like" if status < _REDIRECTED else "a redirection"
-    reason = f"the answer is {what} (HTTP {status}): something between here and the service wrote it, or cut it off"
-    return TransportError(reason=reason, may_have_happened=True)
 
 
 def _invalid_value(refusal: Refusal) -> VeilError:

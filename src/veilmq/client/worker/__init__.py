@@ -110,7 +110,9 @@ class Worker(Unpicklable, Anew):
     def __repr__(self) -> str:
         self._here()
         state = "idle" if self._runs_in is None else "stopping" if self._stopping else "running"
-        return f"Worker({_shown(self.queue)}, {getattr(self.handler, '__qualname__', self.handler)}, {state})"
+        # not a handler's own repr: that of a functools.partial has its arguments, which may be secret
+        handler = getattr(self.handler, "__qualname__", type(self.handler).__name__)
+        return f"Worker({_shown(self.queue)}, {handler}, {state})"
 
     @classmethod
     def decorate(cls, queue: Queue | str, **options: Unpack[Options]) -> Callable[[Callable[[Any], Any]], Self]:

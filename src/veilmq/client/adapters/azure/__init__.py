@@ -40,6 +40,7 @@ from veilmq.client.adapters.azure.calls import (
     handle_of,
     keep_line_ends,
     lease_of,
+    new_ids,
     parts_of,
     peeked_of,
     received_of,
@@ -372,7 +373,7 @@ class AzureAccount(CloudAccount):
         self.extend_timeouts = (
             {"connection_timeout": EXTEND_SECONDS, "read_timeout": EXTEND_SECONDS} if owns_client else {}
         )
-        self._hook = response_hook(client)
+        self._hook, self._ids = response_hook(client), new_ids()
         self._clock = clock
 
     def queue(self, name: str) -> AzureQueue:
@@ -414,7 +415,7 @@ class AzureAccount(CloudAccount):
         """See `azure.calls.call`. Raises TransportError once the account is closed and nothing else is under way: what
         a queue still gives back goes on."""
         with self.under_way.call():
-            return call(operation, queue, hook=self._hook, **given)
+            return call(operation, queue, ids=self._ids, hook=self._hook, **given)
 
     def _listed(self, prefix: str, **given: Any) -> list[str]:
         return [queue.name for queue in self.client.list_queues(name_starts_with=prefix or None, **given)]

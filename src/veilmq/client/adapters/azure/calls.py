@@ -34,7 +34,8 @@ import msgspec
 from azure.core.exceptions import AzureError, DecodeError, HttpResponseError, ServiceRequestError
 
 from veilmq.client.adapters.cloud import ACCOUNT_CLOSED, encode_base64
-from veilmq.client.adapters.service_errors import Refusal, error_in, foreign_answer
+from veilmq.client.adapters.foreign import RequestIds, foreign_answer
+from veilmq.client.adapters.service_errors import Refusal, error_in
 from veilmq.client.errors import STRANGE, TransportError, advised, strange_answer
 from veilmq.client.messages import Message, Peeked, Received
 from veilmq.client.queue import Capabilities
@@ -139,6 +140,8 @@ ResponseHook = Callable[[Any], None]
 
 _REQUEST_ID: Final = "x-ms-request-id"
 """Each of the service's answers has it ("Common REST API response headers")."""
+_LISTS: Final = (b"<QueueMessagesList", b"<EnumerationResults")
+"""The roots of its results."""
 _CODE: Final = "x-ms-error-code"
 _CLOSED: Final = "HTTP transport has already been closed"
 """How azure.core's error begins when the client was closed."""
@@ -146,14 +149,15 @@ _CLOSED: Final = "HTTP transport has already been closed"
 
 def call(
     operation: Callable[..., T], queue: str, *, names: Mapping[str, str] | None = None, size_bytes: int = 0,
-    creating: bool = False, hook: ResponseHook | None = None, **given: Any,
+    creating: bool = False, ids: RequestIds, hook: ResponseHook | None = None, **given: Any,
 ) -> T:  # fmt: skip
     """The result of an SDK's method. `queue`, `names`, `size_bytes` and `creating` are for errors: see `AzureRefusal`.
-    hook: the client's own, which the one of a call replaces.
+    ids: the account's. hook: the client's own, which the one of a call replaces.
 
     Raises QueueMissing, TransportError, ServiceError and what `error_of` makes of a code.
     """
-    reached, foreign = False, 0
+    reached = False
+    foreign: TransportError | None = None
 
     def retried(*, error: AzureError | None = None, **_: Any) -> None:
         nonlocal reached
@@ -162,7 +166,8 @@ def call(
     def answered(response: Any) -> None:
         nonlocal foreign
         answer = response.http_response
-        foreign = 0 if _REQUEST_ID in answer.headers else answer.status_code
+        known = ids.known(answer.headers, lambda: _is_result(answer.body())) or answer.status_code >= 400
+        foreign = None if known else _foreign(answer, ids)
         if hook is not None:
             hook(response)
 
@@ -171,8 +176,10 @@ def call(
     except (DecodeError, ParseError, *STRANGE) as error:
         if isinstance(error, ValueError) and str(error).startswith(_CLOSED):
             raise TransportError(reason="the client is closed", may_have_happened=reached) from error
-        raise strange_answer(error) from error
+        raise (strange_answer(error) if foreign is None else foreign) from error
     except HttpResponseError as error:
+        if foreign is not None:
+            raise foreign from error
         refused = error_of(_refusal(error, queue, names or {}, size_bytes, creating))
         if reached and isinstance(refused, LeaseError):
             reason = f"the answer of an earlier attempt was lost, and then: {refused}"
@@ -182,9 +189,23 @@ def call(
         raise TransportError(reason=advised(_short(error)), may_have_happened=reached) from error
     except AzureError as error:
         raise TransportError(reason=_short(error), may_have_happened=True) from error
-    if foreign:  # the SDK reads a well-formed web page as an empty list
-        raise foreign_answer(foreign)
+    if foreign is not None:  # the SDK reads a well-formed web page as an empty list
+        raise foreign
     return found
+
+
+def new_ids() -> RequestIds:
+    """Of an account's answers."""
+    return RequestIds(_REQUEST_ID)
+
+
+def _is_result(content: bytes) -> bool:
+    """Whether the body of an answer can be the service's."""
+    return not content or any(root in content for root in _LISTS)
+
+
+def _foreign(answer: Any, ids: RequestIds) -> TransportError:
+    return foreign_answer(answer.status_code, answer.request.url, answer.headers, ids.lacking(answer.headers))
 
 
 def response_hook(client: Any) -> ResponseHook | None:
@@ -197,7 +218,11 @@ def _refusal(
     error: HttpResponseError, queue: str, names: Mapping[str, str], size_bytes: int, creating: bool
 ) -> AzureRefusal:
     headers: Mapping[str, str] = getattr(error.response, "headers", None) or {}
-    code = getattr(error, "error_code", None) or headers.get(_CODE) or ("" if error.response else type(error).__name__)
+    code = (
+        getattr(error, "error_code", None)
+        or headers.get(_CODE)
+        or ("" if error.response is not None else type(error).__name__)
+    )
     extra = getattr(error, "additional_info", None) or {}
     return AzureRefusal(
         code=str(getattr(code, "value", code)),

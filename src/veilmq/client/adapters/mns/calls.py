@@ -46,7 +46,8 @@ from mns.mns_http import MNSHTTPConnection, MNSHTTPSConnection  # type: ignore[i
 from mns.mns_request import SendMessageRequest, SendMessageRequestEntry  # type: ignore[import-untyped]
 
 from veilmq.client.adapters.cloud import EXTEND_SECONDS, check_poll, client_name, encode_base64
-from veilmq.client.adapters.service_errors import Refusal, error_in, foreign_answer, invalid
+from veilmq.client.adapters.foreign import RequestIds, foreign_answer
+from veilmq.client.adapters.service_errors import Refusal, error_in, invalid
 from veilmq.client.errors import TransportError, advised
 from veilmq.client.messages import LEASE_HINT_ATTRIBUTE, AttributeValue, Message, Peeked, Received, hint_of, untyped
 from veilmq.client.queue import ById, Capabilities, fingerprint
@@ -125,6 +126,9 @@ _EXTEND: Final = "change_message_visibility"
 _REDIRECTED: Final = 300
 _REQUEST_ID: Final = "x-mns-request-id"
 """Each of the service's answers has it ("Common response headers")."""
+_NAMESPACE: Final = "http://mns.aliyuncs.com/doc/"
+_WITHOUT_BODY: Final = frozenset({201, 204})
+"""Statuses of answers that need no body."""
 _REASON_CHARACTERS: Final = 500
 """The SDK quotes the whole answer, which may be a web page."""
 
@@ -170,6 +174,10 @@ class _Client(MNSClient):  # type: ignore[misc]
     report: str | None = None
     """The header of the current call; MNS does not sign it."""
 
+    def __init__(self, url: str, credentials: Any, ids: RequestIds) -> None:
+        super().__init__(url, credentials_provider=credentials)
+        self._ids = ids
+
     def build_header(self, req: Any, req_inter: Any) -> None:
         if isinstance(req_inter.data, bytes):
             req_inter.data = req_inter.data.replace(b"\r", b"&#13;")
@@ -178,12 +186,25 @@ class _Client(MNSClient):  # type: ignore[misc]
         if self.report is not None:
             req_inter.header[REPORT_HEADER.decode()] = self.report
 
+    def check_status(self, req_inter: Any, resp_inter: Any, *others: Any) -> None:
+        """Called by the SDK for each answer. It takes all below 400 for success, and then reads most of them."""
+        status, headers = resp_inter.status, resp_inter.header
+        known = self._ids.known(headers, lambda: _is_result(status, resp_inter.data))
+        super().check_status(req_inter, resp_inter, *others)
+        if not known:
+            raise foreign_answer(status, f"//{self.host}", headers, self._ids.lacking(headers))
+
+
+def _is_result(status: int, content: str) -> bool:
+    """Whether the body of an answer can be the service's."""
+    return _NAMESPACE in content if content else status in _WITHOUT_BODY
+
 
 class _ThreadClient(OfProcess):
     """One thread's client. `lock` is held while it is in use."""
 
-    def __init__(self, url: str, credentials: Any, retries: bool) -> None:
-        self.client = _Client(url, credentials_provider=credentials)
+    def __init__(self, url: str, credentials: Any, retries: bool, ids: RequestIds) -> None:
+        self.client = _Client(url, credentials, ids)
         self.connection: Any = (_Tls if self.client.is_https else _Plain)(self.client.host)
         self.connection.repeated = retries
         self.client.http.conn = self.connection
@@ -230,6 +251,7 @@ class ThreadClients:
         self._url = f"{'https' if client.is_https else 'http'}://{client.host}"
         self._credentials = client.credentials_provider
         self._retries = retries
+        self._ids = RequestIds(_REQUEST_ID)
         self._mine = threading.local()
         self._lock = threading.Lock()
         self._all: weakref.WeakSet[_ThreadClient] = weakref.WeakSet()
@@ -266,9 +288,6 @@ class ThreadClients:
                 mine.connection.went_out = False
                 mine.client.report = None if report is None else write_header(report.reported, report.failure)
                 getattr(mine.client, method)(request, response)
-                # The SDK takes every answer below 400 to a call without a result for success.
-                if _REQUEST_ID not in response.header:
-                    raise foreign_answer(response.status)
             whole = True
         except MNSServerException as error:
             whole = True
@@ -303,7 +322,7 @@ class ThreadClients:
         mine: _ThreadClient | None = getattr(self._mine, "client", None)
         self._mine.client = None
         if mine is None or mine.inherited:
-            mine = _ThreadClient(self._url, self._credentials, self._retries)
+            mine = _ThreadClient(self._url, self._credentials, self._retries, self._ids)
             with self._lock:
                 self._all.add(mine)
         return mine

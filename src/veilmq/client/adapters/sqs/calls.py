@@ -13,6 +13,7 @@ Reading: the texts of system attributes become numbers; the two attributes that 
 from the mapping. Source: ReceiveMessage in the SQS API Reference.
 """
 
+import json
 import math
 import threading
 from collections.abc import Iterator
@@ -33,13 +34,15 @@ from botocore.exceptions import (  # type: ignore[import-untyped]
     NoRegionError,
     ParamValidationError,
     ProxyConnectionError,
+    SSLError,
 )
 from botocore.exceptions import ConnectionError as BotoConnectionError
 from botocore.parsers import ResponseParserError  # type: ignore[import-untyped]
 from botocore.session import Session  # type: ignore[import-untyped]
 
 from veilmq.client.adapters.cloud import EXTEND_SECONDS, client_name, is_here
-from veilmq.client.adapters.service_errors import Refusal, error_of, foreign_answer
+from veilmq.client.adapters.foreign import RequestIds, foreign_answer
+from veilmq.client.adapters.service_errors import Refusal, error_of
 from veilmq.client.errors import STRANGE, ServiceError, TransportError, advised, strange_answer
 from veilmq.client.messages import LEASE_HINT_ATTRIBUTE, Message, Received, hint_of, untyped
 from veilmq.client.queue import Capabilities, fingerprint
@@ -111,7 +114,6 @@ def _botocore_session() -> Any:
     return session
 
 
-_REQUEST_ID: Final = "x-amzn-requestid"
 _MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _UNSENT = (EndpointConnectionError, ConnectTimeoutError, ProxyConnectionError)
 _BROKEN = (HTTPClientError, BotoConnectionError, ResponseParserError)
@@ -119,7 +121,8 @@ _BROKEN = (HTTPClientError, BotoConnectionError, ResponseParserError)
 
 def _is_unsent(error: BaseException) -> bool:
     # a certificate is refused before anything is sent
-    return isinstance(error, _UNSENT) or "CERTIFICATE_VERIFY_FAILED" in str(error)
+    refused = isinstance(error, SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(error)
+    return refused or isinstance(error, _UNSENT)
 
 
 class _Attempts(threading.local):
@@ -127,8 +130,8 @@ class _Attempts(threading.local):
 
     reached = False
     """Whether an attempt may have been carried out."""
-    foreign = 0
-    """The status of the last answer, if it is of success, but not SQS's."""
+    foreign: TransportError | None = None
+    """The error of the last answer, if it is no refusal, but not SQS's."""
 
 
 _NO_CREDENTIALS: Final = (
@@ -165,8 +168,7 @@ class Calls(OfProcess):
         self.client = client
         self._pid = self._this()
         self._attempts = _Attempts()
-        self._ids = False
-        """Whether an answer had a request id. Those of SQS have one, but not those of all its emulators."""
+        self._ids = RequestIds("x-amzn-requestid")
         self._id = f"veilmq-attempts-{id(self)}"
         events = client.meta.events
         events.register("needs-retry.sqs", self._attempted, unique_id=self._id)
@@ -205,17 +207,20 @@ class Calls(OfProcess):
         elif response is not None:
             answer = response[0]
             self._attempts.reached |= answer.status_code >= 500
-            has_id = _REQUEST_ID in answer.headers
-            known = _is_result(answer.content, operation) and (has_id or not self._ids)
-            self._ids |= known and has_id
-            self._attempts.foreign = 0 if known else answer.status_code
+            status, headers = answer.status_code, answer.headers
+            fits = _is_result(answer.content, operation)
+            if status >= 400 or (fits and self._ids.known(headers, lambda: True)):
+                self._attempts.foreign = None
+            else:
+                lacking = self._ids.lacking(headers) if fits else ""
+                self._attempts.foreign = foreign_answer(status, answer.url, headers, lacking)
 
     def call(self, method: str, queue: str, *, size_bytes: int = 0, **given: Any) -> dict[str, Any]:
         """The answer of one operation (snake case). `queue` and `size_bytes` are for errors.
 
         Raises QueueMissing, TransportError, ServiceError and the errors of `service_errors`.
         """
-        self._attempts.reached, self._attempts.foreign = False, 0
+        self._attempts.reached, self._attempts.foreign = False, None
         if self.inherited:
             self._pid = self._this()
             self.client.close()  # it opens new ones when it needs them
@@ -235,12 +240,14 @@ class Calls(OfProcess):
             raise Unsent(code=type(error).__name__, status=0, request_id="", message=message) from error
         except STRANGE as error:
             raise strange_answer(error) from error
-        if self._attempts.foreign:
+        if self._attempts.foreign is not None:
             # boto3 reads a web page as an answer without members: a delete would be done, and a queue empty.
-            raise foreign_answer(self._attempts.foreign)
+            raise self._attempts.foreign
         return answer
 
     def _refused(self, error: ClientError, queue: str, size_bytes: int) -> VeilError:
+        if self._attempts.foreign is not None:
+            return self._attempts.foreign
         refused, about = error.response.get("Error", {}), error.response.get("ResponseMetadata", {})
         code, status = str(refused.get("Code", "")), int(about.get("HTTPStatusCode", 0))
         return error_of(
@@ -262,9 +269,14 @@ def _is_result(content: bytes, operation: Any) -> bool:
     if not content.strip():
         return shape is None
     try:
-        found = _MEMBERS.decode(content)
+        found: Any = _MEMBERS.decode(content)
     except (ValueError, RecursionError):
-        return False
+        try:
+            found = json.loads(content)  # botocore's reader, which takes NaN and lone surrogates
+        except (ValueError, RecursionError):
+            return False
+        if not isinstance(found, dict):
+            return False
     return not found or (shape is not None and not found.keys().isdisjoint(shape.members))
 
 

@@ -19,7 +19,8 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
-from veilmq.client.adapters.service_errors import Refusal, error_of, foreign_answer, port_name
+from veilmq.client.adapters.foreign import foreign_answer
+from veilmq.client.adapters.service_errors import Refusal, error_of, port_name
 from veilmq.client.adapters.veil.connections import Answer, Connection, Pool, Signer
 from veilmq.client.errors import ServiceError, TransportError
 from veilmq.client.messages import AttributeValue, Message, Peeked, Received, Sent, size_bytes, typed, untyped
