@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,7 +26,7 @@ from veilmq.client.adapters.connect import OPENERS, SCHEMES, connect, connect_ac
 from veilmq.client.adapters.embedded import EmbeddedAccount
 from veilmq.client.adapters.mns import MnsQueue
 from veilmq.client.adapters.mns.calls import TIMEOUT_SECONDS
-from veilmq.client.adapters.sqs import SqsQueue
+from veilmq.client.adapters.sqs import SqsAccount, SqsQueue
 from veilmq.client.errors import ServiceError, TransportError
 from veilmq.client.keeper import LeaseKeeper
 from veilmq.client.messages import Template
@@ -227,6 +228,9 @@ class TestUrls:
                 assert repr(keeper) == f"LeaseKeeper({queue!r}, leases=0)"
             assert repr(keeper) == f"LeaseKeeper({queue!r}, leases=0, closed)"
             assert repr(Worker(queue, print)) == f"Worker({queue!r}, print, idle)"
+            assert SECRET not in repr(Worker(queue, partial(print, SECRET)))
+        client = boto3.client("sqs", endpoint_url=f"http://u:{ENCODED}@h:1/", region_name="x")
+        assert repr(SqsAccount(client)) == "SqsAccount('http://h:1/')"
         worker = Worker(f"veil://k:{ENCODED}@h:1/jobs", print)
         assert ENCODED not in repr(worker)
         assert SECRET not in repr(worker)
