@@ -215,3 +215,12 @@ def test_is_a_typed_error_or_no_message(adapter: Callable[[str], Iterator[Queue]
         assert broken.requests == 1
 
     gets()
+
+
+def test_a_body_that_boto3_reads_is_a_result_of_sqs() -> None:
+    """msgspec refuses a lone surrogate."""
+    body = rb'{"Messages": [{"MessageId": "1", "ReceiptHandle": "h", "Body": "\ud800"}]}'
+    broken = BrokenServer([answer(200, body, JSON, *IDS)])
+    for queue in sqs(broken.url):
+        assert [message.body for message in queue.receive(lease=5)] == ["\ud800"]
+    broken.close()
