@@ -149,7 +149,7 @@ def test_a_worker_works_while_somebody_looks(tab: Tab, api: Api, twice: str) -> 
     assert page.inner_text(".empty") == "No worker matches."
 
     # A long user agent, as SDKs have them, the longest name of a queue, group and type leave room for the figures.
-    name, agent = "q" * 256, "Boto3/1.43.117" + " Botocore/1.43.117" * 10 + " md/arch#x86_64"
+    name, agent = "q" * 256, "Boto3/1.43.117" + " Botocore/1.43.117" * 10 + " ua/2.1 md/arch#x86_64"
     api.create(name)
     message = api.send(name)
     api.client.post(f"{QUEUES}/{name}/receive", json={"lease_us": 60_000_000}, headers={"user-agent": agent})
