@@ -15,7 +15,8 @@ from pathlib import Path
 
 PEERS = Path(__file__).resolve().parent / ".peers"
 TOOLS = Path(__file__).resolve().parent.parent / "tools"
-NODE_MIN = 20
+NODE_MIN = 22
+"""fauxqs needs `node:sqlite`."""
 NODE_VERSION = "22.23.3"
 JAVA_MIN = 11
 INSTALL_SECONDS_MAX = 900

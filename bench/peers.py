@@ -131,7 +131,7 @@ class PlainVeilMQ(VeilMQ):
 
 class Fauxqs(Peer):
     name = "fauxqs"
-    version = "1.9.2"
+    version = "2.4.1"
     promise = "in memory, checks no signature; its request log off"
     protos = ("json",)
 
