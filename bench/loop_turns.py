@@ -31,6 +31,8 @@ PARTS: dict[str, tuple[str, ...]] = {
     ),
     "log into tables": ("veilmq.store.sqlite.batch:Writer._apply_log",),
     "commit": ("veilmq.store.sqlite.store:SqliteStore.commit",),
+    "commit: record": ("veilmq.store.sqlite.disk.redo.file:_PastCache._write",),
+    "commit: noted": ("veilmq.store.sqlite.disk.redo.last_commit:LastCommit.note",),
     "checkpoint": ("veilmq.store.sqlite.disk:Checkpointer.committed",),
     "disk": ("veilmq.store.sqlite.store:SqliteStore._look_at_disk",),
     "sweep": ("veilmq.store.sqlite.upkeep:sweep",),
