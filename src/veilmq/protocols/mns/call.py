@@ -95,7 +95,7 @@ def answer_nothing(call: Call, outcomes: Sequence[Outcome]) -> Response:
 
 
 def answer_delete(missing: type[VeilError]) -> Callable[[Call, Sequence[Outcome]], Response]:
-    """The answer to a deletion: 204, also if ``missing`` says that there was none. No SDK handles an error here."""
+    """The answer to a deletion: 204, also if `missing` says that there was none. No SDK handles an error here."""
 
     def answer(call: Call, outcomes: Sequence[Outcome]) -> Response:
         return Response(204, None, b"") if isinstance(outcomes[0], missing) else answer_nothing(call, outcomes)
