@@ -1,7 +1,7 @@
 """The lease keeper (the documents' "Manager"): extends the leases of messages while their handlers work.
 
 Strategy: pure code decides (decisions.py, over the states in lease.py), a thin shell of threads carries the decisions
-out (keeper.py). docs/patterns/lease-keeper.md shows a lease's life.
+out (keeper.py), and the user's code learns of losses (reports.py). docs/patterns/lease-keeper.md shows a lease's life.
 """
 
 from veilmq.client.keeper.keeper import LeaseKeeper

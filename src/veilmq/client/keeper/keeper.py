@@ -3,7 +3,7 @@
 Strategy: one thread asks decisions.py which leases are due and passes them to a pool of senders. One lock
 guards the decisions; it is never held during a call to the queue, the plan or the user's code. The monotonic clock is
 read before each call, so the keeper never believes that a lease is longer than the queue does. A busy handler, a
-blocked event loop or a server that hangs does not stop the deciding thread.
+blocked event loop or a server that hangs does not stop the deciding thread. Losses go to reports.py.
 
 Source: the documents' manager (000, 001 and 002, "processing time, self-adapting"; 003; 004).
 """
@@ -19,19 +19,17 @@ from typing import Final, Self
 from veilmq.client.clock import SYSTEM, Clock, sleeping_by
 from veilmq.client.errors import may_have_happened
 from veilmq.client.keeper.decisions import LeaseDecisions, Parameters, batch_size, check_lease
-from veilmq.client.keeper.lease import CrashLearner, KeeperStats, Learner, Lease, Plan, Reason, State
+from veilmq.client.keeper.lease import KeeperStats, Lease, Plan, Reason, State
+from veilmq.client.keeper.reports import Reports
 from veilmq.client.messages import Extension, Received
 from veilmq.client.queue import Queue
 from veilmq.client.shared import checks
-from veilmq.client.shared.threads import CallbackThread, Closing, OfProcess, SenderPool, in_one_process
+from veilmq.client.shared.threads import Closing, OfProcess, SenderPool, in_one_process
 from veilmq.model.errors import LeaseError, LeaseExpired, MessageGone, ParameterInvalid, VeilError
 from veilmq.model.messages import Failure
-from veilmq.model.wording import counted
 
 LOOKS_MAX: Final = 1_000
 """Leases checked before the lock is released for others."""
-LATE_SECONDS: Final = 1.0
-"""Lateness up to this is not reported to the plan: it covers the round trip to the queue and the keeper's own slots."""
 RELEASE_SECONDS: Final = 10.0
 """The longest time that `close` spends on releases. Messages not released by then come back when their leases end."""
 _JITTERS: Final = 1 << 30
@@ -79,12 +77,8 @@ class LeaseKeeper(Closing, OfProcess):
         )
         self._batch = batch_size(capabilities)
         self._pool = SenderPool(self.parameters.senders_max(capabilities), f"veilmq keeper {queue.name} sender")
-        self._callbacks = CallbackThread(f"veilmq keeper {queue.name} callbacks")
-        self._on_lost = checks.function_or_none(on_lost, "on_lost")
-        learner: object = plan
-        self._learner: Learner | None = learner if isinstance(learner, Learner) else None
-        self._crashes: CrashLearner | None = learner if isinstance(learner, CrashLearner) else None
         self._lock = threading.Lock()
+        self._reports = Reports(queue.name, clock, plan, checks.function_or_none(on_lost, "on_lost"), self._lock)
         self._wake = sleeping_by(clock, threading.Condition(self._lock))
         self._turn = sleeping_by(clock, threading.Condition(self._lock))
         self._thread: threading.Thread | None = None
@@ -162,10 +156,8 @@ class LeaseKeeper(Closing, OfProcess):
             self.check_open()
             self._thread = self._thread or self._started()
             table.admit(held, self.clock.monotonic())
-            if table.next_look() < self._sleeps_until:
-                self._wake.notify()
-        if self._crashes is not None and received.receive_count > 1:
-            in_one_process(self._crashes.redelivered, received)
+            self._wake_if_due()
+        self._reports.registered(received)
         return held
 
     def extend(self, message: Lease | Received, seconds: float, body: str | None = None) -> None:
@@ -175,7 +167,7 @@ class LeaseKeeper(Closing, OfProcess):
             check_lease("seconds", seconds, self._capabilities)
         lease = self._held(message)
         with self._lock:
-            self._turn.wait_for(lambda: not lease.busy)
+            self._take_turn(lease)
             if lease.status is State.DONE:
                 raise LeaseExpired(sequence=0, attempt=lease.message.receive_count)
             self._decisions.claim(lease, "extend")
@@ -190,24 +182,22 @@ class LeaseKeeper(Closing, OfProcess):
             with self._lock:
                 self._decisions.extended(lease, answer, seconds, before, self.clock.monotonic(), own=False)
                 lost = self._after()
-                if self._decisions.next_look() < self._sleeps_until:
-                    self._wake.notify()
             self._report(lost)
 
     def release(self, message: Lease | Received, delay: float = 0, *, failure: Failure | None = None) -> None:
         """Give the message back. Raises like `Lease.release`; ParameterInvalid if it is not held."""
         held = (lease := self._held(message)).status is not State.DONE
         self._end(lease, lambda: self.queue.release(lease.newest, delay, failure=failure))
-        if self._crashes is not None and held and lease.status is State.DONE:
-            in_one_process(self._crashes.given_back, lease.message)
+        if held and lease.status is State.DONE:
+            self._reports.released(lease)
 
     def delete(self, message: Lease | Received) -> None:
         """Delete the message. Raises like `Lease.delete`; ParameterInvalid if it is not held."""
         held = (lease := self._held(message)).status is not State.DONE
         before = self.clock.monotonic()
         self._end(lease, lambda: self._delete(lease))
-        if self._learner is not None and held and lease.status is State.DONE:
-            in_one_process(self._learner.finished, lease.message, before - lease.registered)
+        if held and lease.status is State.DONE:
+            self._reports.deleted(lease, before)
 
     def forget(self, message: Lease | Received) -> None:
         """Stop extending it: the message comes back when its lease ends. Raises ParameterInvalid if it is not held."""
@@ -254,21 +244,12 @@ class LeaseKeeper(Closing, OfProcess):
         self._pool.join(1.0)
 
     def watch(self, lease: Lease, callback: Callable[[Lease], object]) -> None:
-        """Call `callback(lease)` when the lease is lost."""
-        with self._lock:
-            if lease.reason is None:
-                lease.callbacks = [*(lease.callbacks or ()), callback]
-                return
-        self._callbacks.run_soon([partial(callback, lease)])
+        """Call `callback(lease)` when the lease is lost; soon, if it is lost already."""
+        self._reports.watch(lease, callback)
 
     def event_of(self, lease: Lease) -> threading.Event:
-        """An event that is set when the lease is lost. Created on the first wait, because most handlers never wait."""
-        with self._lock:
-            if lease.event is None:
-                lease.event = threading.Event()
-                if lease.reason is not None:
-                    lease.event.set()
-            return lease.event
+        """An event that is set when the lease is lost."""
+        return self._reports.event_of(lease)
 
     def _held(self, message: Lease | Received) -> Lease:
         if isinstance(message, Lease):
@@ -307,7 +288,7 @@ class LeaseKeeper(Closing, OfProcess):
     def _end(self, lease: Lease, call: Callable[[], None]) -> None:
         self._check_process()
         with self._lock:
-            self._turn.wait_for(lambda: not lease.busy)
+            self._take_turn(lease)
             if lease.status is State.DONE:
                 return
             self._decisions.claim(lease, "end")
@@ -390,28 +371,17 @@ class LeaseKeeper(Closing, OfProcess):
                 self._warn(begun, lengths, before)
                 answers = self._ask(begun, lengths, self.queue.extend)
         finally:
-            now, learnt = self.clock.monotonic(), list[Callable[[], object]]()
+            now, late = self.clock.monotonic(), list[float]()
             with self._lock:
                 for lease, seconds, answer in zip(begun, lengths, answers, strict=True):
-                    if self._learner is not None and isinstance(answer, str):
-                        late = now - max(lease.deadline - lease.lead, lease.registered)
-                        late = late if late > LATE_SECONDS and lease.wanted is None else 0.0
-                        learnt.append(partial(self._learn, self._learner.late, late))
+                    if isinstance(answer, str):
+                        due = max(lease.deadline - lease.lead, lease.registered)
+                        late.append(now - due if lease.wanted is None else 0.0)
                     self._decisions.extended(lease, answer, seconds, before, now)
                 self._handed -= 1
                 lost = self._after()
-                if self._decisions.next_look() < self._sleeps_until:
-                    self._wake.notify()
             self._report(lost)
-            for each in learnt:  # without the lock, which what blocks there would hold
-                each()
-
-    def _learn(self, call: Callable[..., object], *values: object) -> None:
-        """Report to the plan. Its errors hold nothing up."""
-        try:
-            in_one_process(call, *values)
-        except Exception:
-            log.exception("queue %s: the plan failed", self.queue.name)
+            self._reports.extended(late)
 
     def _warn(self, leases: list[Lease], lengths: list[float], now: float) -> None:
         """Log which messages are extended for the last time."""
@@ -437,36 +407,24 @@ class LeaseKeeper(Closing, OfProcess):
         except VeilError as error:
             return [error] * len(leases)
 
+    def _take_turn(self, lease: Lease) -> None:
+        """Wait, holding the lock, until no call with this lease's handle is in progress."""
+        self._turn.wait_for(lambda: not lease.busy)
+
     def _after(self) -> list[Lease]:
         """After a change, with the lock held: wake the waiting threads and return the lost leases."""
         self._turn.notify_all()
+        self._wake_if_due()
         lost, self._decisions.losses = self._decisions.losses, []
         return lost
 
+    def _wake_if_due(self) -> None:
+        """With the lock held: end the deciding thread's sleep if a lease is due before it ends."""
+        if self._decisions.next_look() < self._sleeps_until:
+            self._wake.notify()
+
     def _report(self, lost: list[Lease]) -> None:
-        if not lost:
-            return
-        calls: list[Callable[[], object]] = []
-        for lease in lost:
-            with self._lock:
-                if lease.event is not None:
-                    lease.event.set()
-                calls += [partial(callback, lease) for callback in lease.callbacks or ()]
-                lease.callbacks = None
-            if self._on_lost is not None:
-                calls.append(partial(self._on_lost, lease))
-            if self._learner is not None and lease.reason in (Reason.EXPIRED, Reason.TAKEN):
-                held_s = self.clock.monotonic() - lease.registered
-                calls.append(partial(self._learn, self._learner.lost, lease.message, held_s))
-        if not self.renews:
-            for call in calls:
-                call()
-            return
-        count, first = counted(len(lost), "lease"), lost[0]
-        why = f"{first.reason} ({first.error})" if first.error else first.reason
-        level = logging.INFO if first.reason is Reason.CLOSED else logging.WARNING
-        log.log(level, "queue %s: %s lost, first message %s: %s", self.queue.name, count, first.message.id, why)
-        self._callbacks.run_soon(calls)
+        self._reports.lost(lost, at_once=not self.renews)
 
     def _release_all(self, leases: list[Lease]) -> None:
         """Release as many as possible within RELEASE_SECONDS."""
@@ -476,13 +434,12 @@ class LeaseKeeper(Closing, OfProcess):
             try:
                 with self._lock:
                     for lease in batch:
-                        while lease.busy:
-                            self._turn.wait()
+                        self._take_turn(lease)
                 for lease, answer in zip(batch, self._ask(batch, [0.0] * len(batch), self._release), strict=True):
                     if isinstance(answer, VeilError):
                         log.info("queue %s: message %s not released: %s", self.queue.name, lease.message.id, answer)
-                    elif self._crashes is not None:
-                        in_one_process(self._crashes.given_back, lease.message)
+                    else:
+                        self._reports.released(lease)
             finally:
                 done.release()
 
