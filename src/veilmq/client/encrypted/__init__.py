@@ -89,7 +89,6 @@ class EncryptedQueue(Wrapping):
         return self.inner.send(self._encrypted(message))
 
     def send_batch(self, messages: Sequence[str | Message]) -> list[Sent | VeilError]:
-        """See `Queue.send_batch`."""
         return send_prepared(self.inner, [attempt(self._encrypted, message) for message in checks.batch(messages)])
 
     def receive(self, count_max: int = 1, *, lease: float | None = None, wait: float = 0) -> list[Received]:
@@ -102,7 +101,6 @@ class EncryptedQueue(Wrapping):
         )
 
     def extend(self, handle: str, lease: float, *, body: str | None = None) -> str:
-        """See `Queue.extend`."""
         return self.inner.extend(handle, lease, body=None if body is None else self._jwe(body))
 
     def peek(self, count_max: int = 1) -> list[Peeked]:

@@ -200,7 +200,6 @@ class LargeMessageQueue(Wrapping):
         return pointer.join(extended, found, self.store, self._form)
 
     def extend_batch(self, extensions: Sequence[Extension]) -> list[str | VeilError]:
-        """See `Queue.extend_batch`."""
         extensions = checks.batch(extensions, "extensions")
         split = [attempt(lambda each: self._split(checks.extension(each).handle), each) for each in extensions]
         answers = through(
@@ -218,7 +217,6 @@ class LargeMessageQueue(Wrapping):
         ]
 
     def release(self, handle: str, delay: float = 0, *, failure: Failure | None = None) -> None:
-        """See `Queue.release`."""
         self.inner.release(self._split(handle).handle, delay, failure=failure)
 
     def delete(self, handle: str) -> None:
@@ -228,7 +226,6 @@ class LargeMessageQueue(Wrapping):
         self._remove(parts)
 
     def delete_batch(self, handles: Sequence[str]) -> list[VeilError | None]:
-        """See `Queue.delete_batch`."""
         split = [attempt(self._split, handle) for handle in checks.batch(handles, "handles")]
         inner = [parts if isinstance(parts, VeilError) else parts.handle for parts in split]
         answers = through(inner, self.inner.delete_batch)

@@ -82,7 +82,6 @@ class LocalFile(OfProcess):
         return str(self.path)
 
     def acquire(self) -> None:
-        """See `LockedStorage.acquire`."""
         lock = os.open(self.path.with_name(self.path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -117,7 +116,6 @@ class LocalFile(OfProcess):
             self._lock = None
 
     def load(self) -> bytes | None:
-        """See `Storage.load`."""
         try:
             return self.path.read_bytes()
         except FileNotFoundError:
@@ -141,7 +139,6 @@ class OwnedStorage(ABC):
         self._lock = threading.Lock()
 
     def acquire(self) -> None:
-        """See `LockedStorage.acquire`."""
         self._watch.enter()
         with self._lock:
             self._watch.enter_free()
@@ -157,7 +154,6 @@ class OwnedStorage(ABC):
             self._give_up()
 
     def load(self) -> bytes | None:
-        """See `Storage.load`."""
         self._watch.enter()
         with self._lock:
             return self._state_now()

@@ -168,11 +168,9 @@ class FileRecords(Directory):
     """Records in 256 directories, each with a lock file; a record's file has the hash of its key as name."""
 
     def look(self, key: str) -> Seen:
-        """See `Records.look`."""
         return Seen(self.get(_path(key)))
 
     def replace(self, key: str, before: bytes | None, after: bytes, fence: int) -> bool:
-        """See `Records.replace`."""
         path = _path(key)
         folder = (self.directory / path).parent
         make_directory(folder, 0o700)

@@ -355,7 +355,6 @@ class TableRecords(Closing):
         return Seen(_bytes(text), float(now))
 
     def replace(self, key: str, before: bytes | None, after: bytes, fence: int) -> bool:
-        """See `Records.replace`."""
         try:
             if before is None:
                 statement = f"INSERT INTO {self._table} (name, fence, record) VALUES (?, ?, ?)"

@@ -130,7 +130,6 @@ class RoutedQueue(Closing):
 
     @property
     def name(self) -> str:
-        """See `Queue.name`."""
         return self._default.queue.name if self._name is None else self._name
 
     @property
@@ -173,7 +172,6 @@ class RoutedQueue(Closing):
             raise ParameterInvalid(parameter="by", reason=reason) from None
 
     def send(self, message: str | Message) -> Sent:
-        """See `Queue.send`."""
         queue = self.route(message).queue
         return _named(queue, queue.send(message))
 
@@ -205,12 +203,10 @@ class RoutedQueue(Closing):
         return found
 
     def extend(self, handle: str, lease: float, *, body: str | None = None) -> str:
-        """See `Queue.extend`."""
         queue, inner = self._split(handle)
         return _joined(queue, queue.extend(inner, lease, body=body))
 
     def extend_batch(self, extensions: Sequence[Extension]) -> list[str | VeilError]:
-        """See `Queue.extend_batch`."""
 
         def extend(queue: Queue, group: list[Extension]) -> list[str | VeilError]:
             inner = [Extension(self._split(each.handle)[1], each.lease) for each in group]
@@ -227,17 +223,14 @@ class RoutedQueue(Closing):
         )
 
     def release(self, handle: str, delay: float = 0, *, failure: Failure | None = None) -> None:
-        """See `Queue.release`."""
         queue, inner = self._split(handle)
         queue.release(inner, delay, failure=failure)
 
     def delete(self, handle: str) -> None:
-        """See `Queue.delete`."""
         queue, inner = self._split(handle)
         queue.delete(inner)
 
     def delete_batch(self, handles: Sequence[str]) -> list[VeilError | None]:
-        """See `Queue.delete_batch`."""
 
         def delete(queue: Queue, group: list[str]) -> list[VeilError | None]:
             return queue.delete_batch([self._split(handle)[1] for handle in group])
@@ -245,7 +238,6 @@ class RoutedQueue(Closing):
         return self._grouped([(self._queue_for(handle), handle) for handle in checks.batch(handles, "handles")], delete)
 
     def peek(self, count_max: int = 1) -> list[Peeked]:
-        """See `Queue.peek`."""
         checks.whole(count_max, "count_max", 1, self.capabilities.receive_messages_max)
         found: list[Peeked] = []
         for route in self._in_turn():

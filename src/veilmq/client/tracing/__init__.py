@@ -135,7 +135,6 @@ class TracedQueue(Wrapping):
                 span.end()
 
     def send(self, message: str | Message) -> Sent:
-        """See `Queue.send`."""
         with self._span() as span:
             sent = self.inner.send(self._tracing.carried(as_message(message), span, self.capabilities))
             span.set_attribute(ID, sent.id)
@@ -157,7 +156,6 @@ class TracedQueue(Wrapping):
         return results
 
     def receive(self, count_max: int = 1, *, lease: float | None = None, wait: float = 0) -> list[Received]:
-        """See `Queue.receive`."""
         tracing = self._tracing
         with InOneProcess(os.getpid()):
             span = tracing.begin("receive", tracing.trace.SpanKind.CLIENT)

@@ -159,7 +159,6 @@ class RecordGuard:
         self._records = records
 
     def begin(self, key: str, claim: Claim) -> Answer:
-        """See `Guard.begin`."""
         answer: Answer | Record
 
         def decide(record: Record | None, now: float | None) -> Record | None:
@@ -174,15 +173,12 @@ class RecordGuard:
         return Begun(answer.fence) if isinstance(answer, Record) else answer
 
     def finish(self, key: str, fence: int, result: Any) -> None:
-        """See `Guard.finish`."""
         self._change(key, lambda record, _: finished(record, key, fence, result))
 
     def prolong(self, key: str, fence: int, now: float, until: float) -> None:
-        """See `Prolonging.prolong`."""
         self._change(key, lambda record, there: prolonged(record, key, fence, until + _ahead(there, now)))
 
     def abandon(self, key: str, fence: int) -> None:
-        """See `Guard.abandon`."""
         self._change(key, lambda record, _: abandoned(record, fence))
 
     def _change(self, key: str, decide: Callable[[Record | None, float | None], Record | None]) -> None:

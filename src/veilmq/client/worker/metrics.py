@@ -171,13 +171,11 @@ class PrometheusMeter:
         self._in_hand = Gauge("veilmq_worker_in_hand", "Messages received and not through.", ["queue"], **given)
 
     def ended(self, queue: str, outcome: str, seconds: float) -> None:
-        """See `Meter`."""
         self._messages.labels(queue, outcome).inc()
         if seconds > 0:
             self._seconds.labels(queue).observe(seconds)
 
     def failed(self, queue: str, call: str, error: str) -> None:
-        """See `Meter`."""
         self._failures.labels(queue, call, error).inc()
 
     def in_hand(self, queue: str, messages: int) -> None:
@@ -185,7 +183,6 @@ class PrometheusMeter:
         self._in_hand.labels(queue).set(messages)
 
     def in_hand_changed(self, queue: str, messages: int) -> None:
-        """See `Summing`."""
         self._in_hand.labels(queue).inc(messages)
 
 

@@ -383,7 +383,6 @@ class AzureAccount(CloudAccount):
         return self._opened(queue)
 
     def capabilities(self, name: str) -> Capabilities:
-        """See `Account.capabilities`."""
         return capabilities_of(self.base64)
 
     def create(self, name: str, template: Template | None = None) -> bool:

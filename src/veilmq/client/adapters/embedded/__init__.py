@@ -72,7 +72,6 @@ class EmbeddedQueue(Closing):
 
     @property
     def name(self) -> str:
-        """See `Queue.name`."""
         return self._key.name
 
     @property
@@ -82,7 +81,6 @@ class EmbeddedQueue(Closing):
 
     @property
     def account(self) -> "EmbeddedAccount":
-        """See `Queue.account`."""
         return self._account
 
     @property
@@ -96,7 +94,6 @@ class EmbeddedQueue(Closing):
         return self._closed
 
     def send(self, message: str | Message) -> Sent:
-        """See `Queue.send`."""
         command = translation.send_command(self._key, self._origin, message, self._fifo)
         return translation.sent(self._one(command), self._fifo)
 
@@ -154,7 +151,6 @@ class EmbeddedQueue(Closing):
         return self._batch(checks.batch(extensions, "extensions"), make, _handle)
 
     def release(self, handle: str, delay: float = 0, *, failure: Failure | None = None) -> None:
-        """See `Queue.release`."""
         delay_us = translation.microseconds(delay, "delay", 0, translation.DELAY_MAX)
         command = self._extend(handle, delay_us, self._shell.now())
         command.report = report_of(delay, failure)
@@ -171,7 +167,6 @@ class EmbeddedQueue(Closing):
         return self._batch(checks.batch(handles, "handles"), lambda handle: self._delete(handle, arrived), _nothing)
 
     def peek(self, count_max: int = 1) -> list[Peeked]:
-        """See `Queue.peek`."""
         self._check_open()
         count = checks.whole(count_max, "count_max", 1, translation.MESSAGES_MAX)
         outcome = self._shell.query(Peek(queue=self._key, origin=self._origin, count_max=count))
@@ -181,7 +176,6 @@ class EmbeddedQueue(Closing):
         return [translation.peeked(each, self._fifo) for each in outcome.messages]
 
     def stats(self) -> Stats:
-        """See `Queue.stats`."""
         info = self._info()
         return Stats(
             visible=info.counts.visible,
@@ -194,11 +188,9 @@ class EmbeddedQueue(Closing):
         )
 
     def recommended(self) -> Recommended | None:
-        """See `Queue.recommended`."""
         return translation.recommended(self._info().plan)
 
     def interrupt(self) -> None:
-        """See `Queue.interrupt`."""
         with self._lock:
             parked = list(self._parked)
         for call in parked:
@@ -394,7 +386,6 @@ class EmbeddedAccount(Closing):
         self._shell = take_shell(self.directory, clock, options, create)
 
     def queue(self, name: str) -> EmbeddedQueue:
-        """See `Account.queue`."""
         key = self._key(name)
         described = self._do(DescribeQueue(queue=key, origin=self._origin), name)
         assert isinstance(described, QueueDescribed)
@@ -419,11 +410,9 @@ class EmbeddedAccount(Closing):
         return created.created
 
     def delete(self, name: str) -> None:
-        """See `Account.delete`."""
         self._do(DeleteQueue(queue=self._key(name), origin=self._origin), name)
 
     def names(self, prefix: str = "") -> list[str]:
-        """See `Account.names`."""
         prefix = checks.text(prefix, "prefix")
         found: list[str] = []
         while True:

@@ -46,7 +46,6 @@ class EmbeddedTopics:
         return are_names(topic, subscriptions) and not any(each.queue.endswith(".fifo") for each in subscriptions)
 
     def carries(self, message: Message) -> bool:
-        """See `NativeTopics`."""
         return (
             message.delay is None
             and message.ttl is None
@@ -55,7 +54,6 @@ class EmbeddedTopics:
         )
 
     def create(self, topic: str, queues: Collection[str]) -> bool:
-        """See `NativeTopics`."""
         described = [
             self._one(DescribeQueue(queue=self._queue(queue), origin=self._origin), topic, queue) for queue in queues
         ]
@@ -69,7 +67,6 @@ class EmbeddedTopics:
         return bool(made.created)
 
     def subscriptions(self, topic: str) -> list[NativeSubscription]:
-        """See `NativeTopics`."""
         command = ListSubscriptions(topic=self._key(topic), origin=self._origin, count_max=_PAGE)
         listed: outcomes.SubscriptionsListed = self._one(command, topic)
         return [
@@ -80,7 +77,6 @@ class EmbeddedTopics:
         ]
 
     def subscribe(self, topic: str, subscription: NativeSubscription) -> None:
-        """See `NativeTopics`."""
         name, queue, tag = subscription
         settings = SubscriptionSettings(
             endpoint=f"acs:mns:{self._region}:{self._account}:queues/{queue}",
@@ -91,13 +87,11 @@ class EmbeddedTopics:
         self._one(Subscribe(topic=self._key(topic), origin=self._origin, name=name, settings=settings), topic, queue)
 
     def delete(self, topic: str) -> None:
-        """See `NativeTopics`."""
         (outcome,) = self._run([DeleteTopic(topic=self._key(topic), origin=self._origin)])
         if isinstance(outcome, VeilError) and not isinstance(outcome, TopicMissing):
             raise outcome
 
     def publish(self, topic: str, messages: Sequence[Message]) -> list[NativePublished | VeilError]:
-        """See `NativeTopics`."""
         made = [attempt(lambda message: self._publish(topic, message), message) for message in messages]
 
         def run(commands: Sequence[Publish]) -> list[NativePublished | VeilError]:

@@ -75,7 +75,6 @@ class MnsTopics:
         self._account = account
 
     def fits(self, topic: str, subscriptions: Collection[NativeSubscription]) -> bool:
-        """See `NativeTopics`."""
         return are_names(topic, subscriptions) and all(each.tag is None or _is_tag(each.tag) for each in subscriptions)
 
     def carries(self, message: Message) -> bool:

@@ -333,7 +333,6 @@ class SqsAccount(CloudAccount):
         return self._opened(SqsQueue(self, self._calls, name, self._url(name), self._clock))
 
     def capabilities(self, name: str) -> Capabilities:
-        """See `Account.capabilities`."""
         return capabilities_of(name)
 
     def create(self, name: str, template: Template | None = None) -> bool:

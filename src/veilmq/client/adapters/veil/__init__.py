@@ -362,7 +362,6 @@ class VeilAccount(CloudAccount):
         return self._opened(VeilQueue(self, calls, name, path, self._clock))
 
     def capabilities(self, name: str) -> Capabilities:
-        """See `Account.capabilities`."""
         return capabilities_of(name)
 
     def create(self, name: str, template: Template | None = None) -> bool:

@@ -108,7 +108,6 @@ class NumberedCheckpoints:
         self._contents = contents
 
     def load(self, key: str) -> Saved | None:
-        """See `Checkpoints.load`."""
         for path in sorted(self._fences(key), reverse=True):
             content = self._contents.get(path)
             if content is not None:  # else the message was finished in the meantime
@@ -116,7 +115,6 @@ class NumberedCheckpoints:
         return None
 
     def save(self, key: str, saved: Saved) -> None:
-        """See `Checkpoints.save`."""
         mine = f"{hashed(key)}/{saved.fence:0{_DIGITS}}"
         paths = self._fences(key)
         newest = max(paths, default="")
@@ -128,7 +126,6 @@ class NumberedCheckpoints:
                 self._contents.remove(older)
 
     def drop(self, key: str) -> None:
-        """See `Checkpoints.drop`."""
         for path in self._contents.keys(hashed(key)):
             self._contents.remove(path)
         self._contents.remove_directory(hashed(key))
