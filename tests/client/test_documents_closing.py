@@ -26,7 +26,7 @@ from veilmq.client.documents import (
 from veilmq.client.errors import TransportError
 from veilmq.client.messages import Template
 from veilmq.client.queue import Queue, is_closed
-from veilmq.client.shared.threads import Closing
+from veilmq.client.shared.lifetimes import Closing
 from veilmq.client.topics import create_pull_topic
 from veilmq.testing.client_contract import for_each
 from veilmq.testing.local import LocalServer

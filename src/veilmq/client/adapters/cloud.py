@@ -53,7 +53,8 @@ from veilmq.client.errors import TransportError, Undecodable
 from veilmq.client.messages import Peeked, Received, Recommended, Template
 from veilmq.client.queue import Capabilities, Queue
 from veilmq.client.shared import checks
-from veilmq.client.shared.threads import Anew, Closing, DaemonPool
+from veilmq.client.shared.lifetimes import Anew, Closing
+from veilmq.client.shared.threads import DaemonPool
 from veilmq.client.unreadable import Policy, read_each, receive_readable
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid, VeilError
 from veilmq.model.messages import first_forbidden_character

@@ -33,7 +33,7 @@ from veilmq.client.errors import TransportError
 from veilmq.client.messages import Extension, Message, Peeked, Received, Recommended, Sent, Stats, Template
 from veilmq.client.queue import Account, Capabilities
 from veilmq.client.shared.checks import as_message, sendable
-from veilmq.client.shared.threads import Closing
+from veilmq.client.shared.lifetimes import Closing
 from veilmq.model.errors import (
     CapabilityMissing,
     LeaseTaken,

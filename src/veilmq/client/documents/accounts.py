@@ -39,7 +39,7 @@ from veilmq.client.queue import Account
 from veilmq.client.receiver import Receiver
 from veilmq.client.records import make_own, own_path
 from veilmq.client.shared import checks
-from veilmq.client.shared.threads import Closing
+from veilmq.client.shared.lifetimes import Closing
 from veilmq.client.topics import PullTopic, create_pull_topic
 from veilmq.client.transaction import Form, Times
 from veilmq.client.transaction.logbook import check_half, check_log, form_for, times_for

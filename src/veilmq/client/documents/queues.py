@@ -43,7 +43,7 @@ from veilmq.client.ordered import OrderedQueue
 from veilmq.client.ordered.storage import LocalFile, Storage
 from veilmq.client.queue import Account, Capabilities, Queue
 from veilmq.client.shared import checks
-from veilmq.client.shared.threads import Closing
+from veilmq.client.shared.lifetimes import Closing
 from veilmq.client.transaction import Times
 from veilmq.client.transaction.logbook import Prepared, Verdict
 from veilmq.client.unreadable import DeadLetters, Policy, keep

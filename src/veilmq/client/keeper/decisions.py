@@ -42,7 +42,7 @@ from veilmq.client.keeper.lease import (
 from veilmq.client.messages import Received
 from veilmq.client.queue import Capabilities
 from veilmq.client.shared import checks
-from veilmq.client.shared.threads import in_one_process
+from veilmq.client.shared.lifetimes import in_one_process
 from veilmq.model.errors import ParameterInvalid, VeilError
 
 VISIBILITY_TIMEOUT: Final = 30.0

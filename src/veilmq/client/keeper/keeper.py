@@ -24,7 +24,8 @@ from veilmq.client.keeper.reports import Reports
 from veilmq.client.messages import Extension, Received
 from veilmq.client.queue import Queue
 from veilmq.client.shared import checks
-from veilmq.client.shared.threads import Closing, OfProcess, SenderPool, in_one_process
+from veilmq.client.shared.lifetimes import Closing, OfProcess, in_one_process
+from veilmq.client.shared.threads import SenderPool
 from veilmq.model.errors import LeaseError, LeaseExpired, MessageGone, ParameterInvalid, VeilError
 from veilmq.model.messages import Failure
 

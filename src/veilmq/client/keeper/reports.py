@@ -13,7 +13,8 @@ from typing import Final
 from veilmq.client.clock import Clock
 from veilmq.client.keeper.lease import CrashLearner, Learner, Lease, Plan, Reason
 from veilmq.client.messages import Received
-from veilmq.client.shared.threads import CallbackThread, in_one_process
+from veilmq.client.shared.lifetimes import in_one_process
+from veilmq.client.shared.threads import CallbackThread
 from veilmq.model.wording import counted
 
 LATE_SECONDS: Final = 1.0

@@ -20,7 +20,7 @@ from veilmq.client.messages import Message, Peeked, original, plain
 from veilmq.client.ordered.storage import LockedStorage
 from veilmq.client.queue import Capabilities, Queue
 from veilmq.client.shared import checks
-from veilmq.client.shared.threads import Closing, OfProcess
+from veilmq.client.shared.lifetimes import Closing, OfProcess
 from veilmq.model.errors import ParameterInvalid
 
 ATTRIBUTE: Final = "veilmq.order"

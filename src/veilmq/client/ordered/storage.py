@@ -31,7 +31,7 @@ from veilmq.client.errors import StorageHeld, StorageLost
 from veilmq.client.records import modified_of
 from veilmq.client.records.holders import HOLD_SECONDS, Envelope, Watch, closed, opened
 from veilmq.client.shared import checks
-from veilmq.client.shared.threads import OfProcess, forget_in_child
+from veilmq.client.shared.lifetimes import OfProcess, forget_in_child
 from veilmq.model.errors import ParameterInvalid
 from veilmq.store.files import durable_write
 

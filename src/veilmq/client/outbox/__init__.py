@@ -22,8 +22,8 @@ from veilmq.client.queue import Queue
 from veilmq.client.records.tables import Connect, OneConnection, paramstyle_of, run, table_name
 from veilmq.client.shared import checks
 from veilmq.client.shared.checks import as_message, attributes_room, text_bytes
+from veilmq.client.shared.lifetimes import Anew, Closing
 from veilmq.client.shared.outages import Outages
-from veilmq.client.shared.threads import Anew, Closing
 from veilmq.model.errors import CapabilityMissing, MessageTooLarge, ParameterInvalid, VeilError
 from veilmq.model.messages import first_forbidden_character
 

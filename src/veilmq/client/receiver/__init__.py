@@ -30,8 +30,8 @@ from veilmq.client.messages import Received
 from veilmq.client.queue import ById, Queue, identity_of
 from veilmq.client.receiver.exchange import Call, Exchange, Limits, Seat, Wish, joint
 from veilmq.client.shared import checks
+from veilmq.client.shared.lifetimes import Anew, Closing, Unpicklable, forget_in_child
 from veilmq.client.shared.outages import Outages
-from veilmq.client.shared.threads import Anew, Closing, Unpicklable, forget_in_child
 from veilmq.model.errors import CapabilityMissing, ParameterInvalid, VeilError, as_fields
 
 __all__ = ["AsyncReceiver", "Receiver"]

@@ -19,7 +19,7 @@ import msgspec
 from veilmq.client.clock import Clock
 from veilmq.client.errors import StateInvalid, StorageHeld, StorageLost
 from veilmq.client.shared import checks
-from veilmq.client.shared.threads import OfProcess
+from veilmq.client.shared.lifetimes import OfProcess
 
 HOLD_SECONDS: Final = 30.0
 """How long a storage stays held after its holder's last renewal."""

@@ -22,7 +22,7 @@ from contextlib import closing, contextmanager, suppress
 from typing import Any, Final
 
 from veilmq.client.records import Seen
-from veilmq.client.shared.threads import KEPT, Anew, Closing, OfProcess
+from veilmq.client.shared.lifetimes import KEPT, Anew, Closing, OfProcess
 from veilmq.model.errors import ParameterInvalid
 
 PARAMSTYLES: Final = ("qmark", "numeric", "format", "pyformat", "named")

@@ -22,7 +22,7 @@ from veilmq.client.queue import Account, Capabilities, HandleOnSend, Queue, iden
 from veilmq.client.routed.parked import Parked
 from veilmq.client.shared import attempt, checks
 from veilmq.client.shared.checks import as_message
-from veilmq.client.shared.threads import Closing
+from veilmq.client.shared.lifetimes import Closing
 from veilmq.client.unreadable import log
 from veilmq.model.errors import ParameterInvalid, QueueExists, ReceiptInvalid, VeilError
 from veilmq.model.messages import Failure

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType, TracebackType
 from typing import Any, Final
 
-from veilmq.client.shared.threads import forget_in_child
+from veilmq.client.shared.lifetimes import forget_in_child
 
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 

@@ -28,7 +28,8 @@ from veilmq.client.messages import Message, Sent, Template
 from veilmq.client.queue import Account, NativePublished, NativeTopics, Queue
 from veilmq.client.shared import attempt, checks, send_prepared
 from veilmq.client.shared.checks import as_message, check_sendable, text_bytes
-from veilmq.client.shared.threads import Closing, DaemonPool
+from veilmq.client.shared.lifetimes import Closing
+from veilmq.client.shared.threads import DaemonPool
 from veilmq.client.topics.definitions import (
     ENCODING_ATTRIBUTE,
     Definition,

@@ -20,7 +20,7 @@ from veilmq.client.messages import Message, Received, Sent
 from veilmq.client.queue import Capabilities, Queue, identity_of
 from veilmq.client.shared import attempt, checks, send_prepared
 from veilmq.client.shared.checks import as_message, attributes_room, transmitted_bytes
-from veilmq.client.shared.threads import InOneProcess
+from veilmq.client.shared.lifetimes import InOneProcess
 from veilmq.client.wrapping import Wrapping
 from veilmq.model.errors import CapabilityMissing, VeilError
 

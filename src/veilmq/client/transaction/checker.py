@@ -22,8 +22,8 @@ from msgspec.structs import replace
 from veilmq.client.clock import Clock, Stop
 from veilmq.client.messages import Message, Received
 from veilmq.client.queue import Queue
+from veilmq.client.shared.lifetimes import Closing
 from veilmq.client.shared.outages import Outages
-from veilmq.client.shared.threads import Closing
 from veilmq.client.transaction.logbook import (
     CLOCKS_APART,
     Entry,

@@ -22,8 +22,8 @@ from veilmq.client.adapters.connect import connect, parse_url
 from veilmq.client.clock import SYSTEM, Clock
 from veilmq.client.queue import Queue
 from veilmq.client.shared import checks
+from veilmq.client.shared.lifetimes import Anew, Unpicklable
 from veilmq.client.shared.signals import StopSignals
-from veilmq.client.shared.threads import Anew, Unpicklable
 from veilmq.client.worker.guard import (
     Begun,
     Busy,

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from veilmq.client.records import FileRecords, Records, Seen
 from veilmq.client.records.tables import Connect, TableRecords
 from veilmq.client.shared import checks
-from veilmq.client.shared.threads import Closing
+from veilmq.client.shared.lifetimes import Closing
 from veilmq.model.errors import Overloaded
 
 _TRIES: Final = 20

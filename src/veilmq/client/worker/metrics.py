@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from veilmq.client.messages import Received
+from veilmq.client.shared.lifetimes import InOneProcess, in_one_process
 from veilmq.client.shared.outages import Kinds
-from veilmq.client.shared.threads import InOneProcess, in_one_process
 from veilmq.client.tracing import COUNT, ID, Tracing
 from veilmq.client.worker.job.results import Result, Verdict
 from veilmq.model.errors import CapabilityMissing

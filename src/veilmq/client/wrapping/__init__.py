@@ -19,7 +19,7 @@ from veilmq.client.errors import TransportError
 from veilmq.client.messages import Extension, Message, Peeked, Received, Recommended, Sent, Stats
 from veilmq.client.queue import Account, Capabilities, Queue, identity_of, is_closed
 from veilmq.client.shared import checks
-from veilmq.client.shared.threads import Anew, Closing
+from veilmq.client.shared.lifetimes import Anew, Closing
 from veilmq.model.errors import VeilError
 from veilmq.model.messages import Failure
 

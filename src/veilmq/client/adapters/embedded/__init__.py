@@ -26,7 +26,7 @@ from veilmq.client.errors import TransportError
 from veilmq.client.messages import Extension, Message, Peeked, Received, Recommended, Sent, Stats, Template
 from veilmq.client.queue import ById, Capabilities
 from veilmq.client.shared import checks
-from veilmq.client.shared.threads import Closing
+from veilmq.client.shared.lifetimes import Closing
 from veilmq.model import outcomes
 from veilmq.model.commands import (
     AfterExpiry,

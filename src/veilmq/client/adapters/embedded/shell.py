@@ -20,7 +20,7 @@ from typing import Final
 
 from veilmq.client.clock import Clock
 from veilmq.client.errors import ForkRefused, TransportError
-from veilmq.client.shared.threads import KEPT, OfProcess, forget_in_child
+from veilmq.client.shared.lifetimes import KEPT, OfProcess, forget_in_child
 from veilmq.engine.directory import open_directory
 from veilmq.engine.engine import Answer, Engine
 from veilmq.engine.lease_clock import AHEAD_US_MAX, LeaseClock

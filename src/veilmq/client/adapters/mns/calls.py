@@ -53,7 +53,7 @@ from veilmq.client.messages import LEASE_HINT_ATTRIBUTE, AttributeValue, Message
 from veilmq.client.queue import ById, Capabilities, fingerprint
 from veilmq.client.shared import checks
 from veilmq.client.shared.checks import sendable
-from veilmq.client.shared.threads import OfProcess
+from veilmq.client.shared.lifetimes import OfProcess
 from veilmq.model.errors import (
     MessageGone,
     MessageTooLarge,

@@ -47,7 +47,7 @@ from veilmq.client.errors import STRANGE, ServiceError, TransportError, advised,
 from veilmq.client.messages import LEASE_HINT_ATTRIBUTE, Message, Received, hint_of, untyped
 from veilmq.client.queue import Capabilities, fingerprint
 from veilmq.client.shared.checks import sendable
-from veilmq.client.shared.threads import OfProcess
+from veilmq.client.shared.lifetimes import OfProcess
 from veilmq.model.errors import ParameterInvalid, VeilError
 from veilmq.model.message_type import TYPE_ATTRIBUTE
 from veilmq.model.messages import REPORT_HEADER, Report, write_header

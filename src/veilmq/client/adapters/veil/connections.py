@@ -30,7 +30,7 @@ import msgspec
 from veilmq.client.adapters.cloud import check_poll, client_name
 from veilmq.client.clock import Clock
 from veilmq.client.errors import TransportError, advised
-from veilmq.client.shared.threads import forget_in_child
+from veilmq.client.shared.lifetimes import forget_in_child
 from veilmq.model.messages import REPORT_HEADER
 from veilmq.protocols import Keyed
 

@@ -30,7 +30,8 @@ from veilmq.client.errors import ServiceError, TransportError
 from veilmq.client.keeper import Lease
 from veilmq.client.messages import AttributeValue, Received
 from veilmq.client.queue import Capabilities
-from veilmq.client.shared.threads import Entry, in_one_process
+from veilmq.client.shared.lifetimes import in_one_process
+from veilmq.client.shared.threads import Entry
 from veilmq.client.worker.job.checkpoints import Checkpoints, Saved, encode_state, unwrap, wrap
 from veilmq.model.errors import CapabilityMissing, LeaseExpired, MessageTooLarge, ParameterInvalid
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from veilmq.client.shared.threads import InOneProcess
+from veilmq.client.shared.lifetimes import InOneProcess
 from veilmq.client.worker.job import Cancelled, JobView, Reject, Retry, checked_delay
 
 

@@ -19,7 +19,7 @@ from veilmq.client.errors import TransportError
 from veilmq.client.keeper import LeaseKeeper
 from veilmq.client.messages import Received
 from veilmq.client.queue import Queue, is_closed
-from veilmq.client.shared.threads import in_one_process
+from veilmq.client.shared.lifetimes import in_one_process
 from veilmq.client.worker.job import Hand
 from veilmq.client.worker.metrics import Counts
 from veilmq.client.worker.options import WAIT, Backoff, Options, chance, first_lease, lane_of

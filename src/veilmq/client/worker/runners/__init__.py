@@ -15,7 +15,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from veilmq.client.shared.threads import DaemonPool, InOneProcess
+from veilmq.client.shared.lifetimes import InOneProcess
+from veilmq.client.shared.threads import DaemonPool
 from veilmq.client.worker.job import AsyncJob, Hand, Job
 from veilmq.client.worker.job.results import STOPPED, Result, call, of_error, of_return
 from veilmq.client.worker.runners.flow import Flow

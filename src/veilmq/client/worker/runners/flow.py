@@ -22,7 +22,8 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from veilmq.client.clock import Clock
 from veilmq.client.shared import checks
-from veilmq.client.shared.threads import Alarm, DaemonPool, in_one_process
+from veilmq.client.shared.lifetimes import in_one_process
+from veilmq.client.shared.threads import Alarm, DaemonPool
 from veilmq.client.worker.guard import Begun, Claim, Done, Guard, Prolonging, Superseded
 from veilmq.client.worker.job import Cause, Hand, HeldClaim
 from veilmq.client.worker.job.results import STOPPED, Result, Verdict, of_error

@@ -18,8 +18,8 @@ from veilmq.client.clock import Clock, Stop
 from veilmq.client.messages import Message, Received
 from veilmq.client.queue import Queue, is_closed
 from veilmq.client.shared import body_of_copy
+from veilmq.client.shared.lifetimes import in_one_process
 from veilmq.client.shared.outages import Outages
-from veilmq.client.shared.threads import in_one_process
 from veilmq.client.worker.guard import Superseded
 from veilmq.client.worker.job import Cause, Hand
 from veilmq.client.worker.job.results import HandlerFailed, Result, Verdict, of_error
