@@ -435,7 +435,7 @@ class TestEndpoints:
             dead.putMessage(Message("again"))
             assert MessageReceiver(dead).receiveMessage(30) is not None
         lines = [record.getMessage() for record in caplog.records if record.name == "veilmq.documents"]
-        assert sum("30 s is that" in line for line in lines) == {"veil": 1, "sqs": 2}.get(scheme, 0)
+        assert sum("30 s is lowered to that" in line for line in lines) == {"veil": 1, "sqs": 2}.get(scheme, 0)
         assert len(lines) == len(set(lines))
 
 

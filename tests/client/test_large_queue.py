@@ -311,13 +311,13 @@ class TestUnreadable:
         store.put("orders/x", b"secret")
         fields = {"bytes": 6, "sha256": hashlib.sha256(b"secret").hexdigest(), **change}
         plain.send(pointer(store, f"{store.url}/orders/x", **fields))
-        self.check(plain, queue, dead, "points nowhere that we go")
+        self.check(plain, queue, dead, "its pointer is refused")
         assert store.get("orders/x") == b"secret"
 
     @for_each("rest", ["", "1", "1}", "1,", "[" * 3000, '1,"x":"' + "x" * 5000 + '"}'])
     def test_what_only_begins_like_one(self, plain: Queue, queue: LargeMessageQueue, dead: Queue, rest: str) -> None:
         plain.send(BEGINNING + rest)
-        self.check(plain, queue, dead, "points nowhere that we go")
+        self.check(plain, queue, dead, "its pointer is refused")
 
     def test_the_policy_is_told_what_it_was(self, plain: Queue, store: ObjectStore) -> None:
         told: list[Unreadable] = []

@@ -385,6 +385,8 @@ def test_a_gap_raises_after_each_timeout(place: Place) -> None:
         with pytest.raises(GapFound) as caught:
             receiver.receive()
         assert (caught.value.first, caught.value.last) == (3, 3)
+    no_end = GapFound(queue="jobs", epoch=1, first=5, last=4, waited=60.0)
+    assert str(no_end) == "queue jobs: the end of epoch 1, after number 4, did not come within 60.0 s"
 
 
 def test_a_loop_ends_when_its_receiver_is_closed(place: Place) -> None:

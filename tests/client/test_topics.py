@@ -186,6 +186,7 @@ class TestPartialFailure:
         with pytest.raises(PublishIncomplete) as caught:
             unsteady.publish(Message("x", group="g"))
         error = caught.value
+        assert str(error).endswith(f" did not reach plain ({Unsteady.trouble['plain']})")
         assert (set(error.done), set(error.failed)) == ({"fifo", "good"}, {"plain"})
         Unsteady.trouble = {}
         unsteady.publish(Message("x", group="g"), id=error.id, to=error.failed)

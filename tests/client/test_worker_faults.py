@@ -4,6 +4,7 @@ import asyncio
 import datetime
 import errno
 import functools
+import logging
 import sys
 import threading
 import time
@@ -480,6 +481,7 @@ class CutTwice(Wrapping):
 def test_calls_before_the_handler_that_work_again_are_in_the_log(
     embedded: EmbeddedClient, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, "veilmq.worker")
     embedded.account.create("work.fifo", Template(fifo=True, content_deduplication=True))
     queue = CutTwice(embedded.account.queue("work.fifo"))
     groups = {"a": "g", "b": "h", "c": "g", "d": "g", "e": "g", "f": "i"}
@@ -490,6 +492,7 @@ def test_calls_before_the_handler_that_work_again_are_in_the_log(
     again = "queue work.fifo: {} works again (failures since the last line: 1)"
     said = [record.getMessage() for record in caplog.records]
     assert {again.format("extend"), again.format("release")} <= set(said)
+    assert "queue work.fifo: stopped: 1 done, 3 stopped, 2 unsettled" in said
 
 
 def test_a_routed_queue_with_a_name_of_its_own_is_worked_off(stage: Stage) -> None:

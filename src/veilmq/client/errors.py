@@ -117,6 +117,12 @@ class GapFound(VeilError):
     """Seconds."""
     summary = "queue {queue}: numbers {first} to {last} of epoch {epoch} did not come within {waited:.1f} s"
 
+    def __str__(self) -> str:
+        if self.last >= self.first:
+            return super().__str__()
+        end = f"the end of epoch {self.epoch}, after number {self.last},"
+        return f"queue {self.queue}: {end} did not come within {self.waited:.1f} s"
+
 
 def may_have_happened(error: VeilError) -> bool:
     """Whether the call may have been done although it raised this."""
@@ -162,7 +168,7 @@ class PointerRefused(Unreadable):
 
     message: str
     reason: str
-    summary = "message {message} points nowhere that we go: {reason}"
+    summary = "message {message}: its pointer is refused: {reason}"
 
 
 class ObjectMissing(Unreadable):
@@ -222,7 +228,10 @@ class PublishIncomplete(VeilError):
     """Subscriptions that have it."""
     failed: dict[str, VeilError]
     """Errors by subscription. After a TransportError that may have happened, the subscription may have the message."""
-    summary = "topic {topic}: message {id} did not reach {failed}"
+    summary = "topic {topic}: message {id} did not reach "
+
+    def __str__(self) -> str:
+        return super().__str__() + ", ".join(f"{name} ({error})" for name, error in self.failed.items())
 
 
 class EncodingMismatch(VeilError):

@@ -100,7 +100,9 @@ def wait_within(capabilities: Capabilities, seconds: float) -> float:
     """`seconds`, or the longest wait that the protocol has."""
     if checks.seconds(seconds, "waitSeconds", 0, math.inf) <= capabilities.wait_max:
         return seconds
-    _log_once(f"{capabilities.protocol} waits {capabilities.wait_max:g} s at most: a wait of {seconds:g} s is that")
+    _log_once(
+        f"{capabilities.protocol} waits {capabilities.wait_max:g} s at most: a wait of {seconds:g} s is lowered to that"
+    )
     return capabilities.wait_max
 
 
@@ -112,7 +114,9 @@ def with_wait_within(template: Template, make: Callable[[Template], Made]) -> Ma
         if template.wait is None or template.wait <= SQS_WAIT_SECONDS_MAX:
             raise
         made = make(replace(template, wait=SQS_WAIT_SECONDS_MAX))
-    _log_once(f"a queue's polling wait is {SQS_WAIT_SECONDS_MAX} s at most here: {template.wait:g} s is that")
+    _log_once(
+        f"a queue's polling wait is {SQS_WAIT_SECONDS_MAX} s at most here: {template.wait:g} s is lowered to that"
+    )
     return made
 
 
@@ -121,7 +125,7 @@ def _log_once(line: str) -> None:
         if line in _logged:
             return
         _logged.add(line)
-    log.warning("%s (said once)", line)
+    log.warning("%s (logged once)", line)
 
 
 @documented

@@ -247,7 +247,7 @@ class Checker(Closing):
         try:
             return verdict_of(self._check(entry.shown()))
         except Exception:  # the application may raise anything, and is asked again later
-            log.exception("transaction %s: nobody knows what became of it", entry.id)
+            log.exception("transaction %s: its check failed, and is asked again later", entry.id)
             return Verdict.UNKNOWN
 
     def _run(self) -> None:

@@ -341,7 +341,7 @@ class GapWatch:
     def report(self, queue: str, gap: Gap, waited: float, now: float) -> bool:
         """Report the gap. True: skip it. Raises GapFound."""
         found = GapFound(queue=queue, epoch=gap.epoch, first=gap.first, last=gap.last, waited=waited)
-        log.warning("%s: %s", found, self.policy)
+        log.warning("%s (on_gap: %s)", found, self.policy)
         if self._report is not None:
             self._report(found)
         if self.policy is GapPolicy.RAISE:

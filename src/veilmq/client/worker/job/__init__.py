@@ -394,4 +394,4 @@ class Hand:
         except (TransportError, ServiceError) as error:
             if self.lease.remaining() <= 0:
                 raise
-            log.warning("%s: saving a checkpoint without an extension: %s", self.key, error)
+            log.warning("%s: its lease was not extended, and its checkpoint is saved all the same: %s", self.key, error)

@@ -125,7 +125,9 @@ class Run:
             self._drain(0)
             raise
         hurried = self._drain(self._options["drain"])
-        log.info("queue %s: %s: %s", self.name, "stopped at once" if hurried else "stopped", self.counts.outcomes)
+        ended = [f"{count} {outcome.replace('_', '-')}" for outcome, count in sorted(self.counts.outcomes.items())]
+        how = "stopped at once" if hurried else "stopped"
+        log.info("queue %s: %s: %s", self.name, how, ", ".join(ended) or "no messages")
         if isinstance(event, BaseException):
             raise event
 

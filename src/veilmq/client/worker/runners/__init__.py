@@ -94,7 +94,7 @@ class AsyncRunners:
         except BaseException as error:
             if self._closed:  # its handler went on after the end of the run, which has given the messages back
                 return
-            log.exception("a worker's own fault: the messages go back")
+            log.exception("a bug in the worker: its messages go back")
             fault = error  # kept: a cancellation leaves this block before the call, and `error` is unbound there
             await self._blocking(lambda: flow.rescue(hands, fault))
         finally:

@@ -248,7 +248,7 @@ class Flow:
                     self.spans.record(span, results)
                 self.finish(todo, results, self.clock.monotonic() - start)
         except BaseException as error:
-            log.exception("a worker's own fault: the messages go back")
+            log.exception("a bug in the worker: its messages go back")
             self.rescue(hands, error)
         finally:
             self.done(hands)
@@ -346,7 +346,7 @@ class Flow:
         pool.shutdown()
         for each in ended:
             if (error := each.exception()) is not None:
-                log.error("a worker's own fault: messages come back when their leases end", exc_info=error)
+                log.error("a bug in the worker: its messages come back when their leases end", exc_info=error)
 
     def _abandon(self, hands: Sequence[Hand]) -> None:
         for hand in hands:

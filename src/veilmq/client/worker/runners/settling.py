@@ -156,7 +156,7 @@ class Settling:
         try:
             outcome = self._carry_out(hand, result)
         except BaseException as error:
-            log.exception("queue %s: message %s: a worker's own fault", self._queue.name, hand.message.id)
+            log.exception("queue %s: message %s: a bug in the worker", self._queue.name, hand.message.id)
             outcome = self._fail_by_fault(hand, error)
         self.end(hand, outcome, seconds)
         return outcome in ("done", "dead_lettered")

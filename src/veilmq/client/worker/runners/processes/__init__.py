@@ -211,7 +211,7 @@ class _Place:
             return failed(f"its process ended with code {code}", len(hands))
         except Exception as error:
             # The child's next output would be taken for the next message's, and the child may be waiting for an answer.
-            log.exception("a worker process cannot be spoken with; a new one takes its place")
+            log.exception("the exchange with a worker process failed; a new one takes its place")
             self._discard()
             return failed(f"{type(error).__name__}: {error}", len(hands))
         finally:
