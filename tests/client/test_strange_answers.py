@@ -197,6 +197,21 @@ def test_an_id_is_demanded_in_any_case_once_an_answer_had_one(adapter: Callable[
     broken.close()
 
 
+def test_an_empty_answer_of_sqs_without_an_id_has_the_type_of_the_results_before_it() -> None:
+    """ElasticMQ's results are application/json, and its answer to a delete is empty and has no type."""
+    none, typed = b'{"Messages": []}', answer(200, b"", JSON)
+    broken = BrokenServer(
+        [answer(200, none, "Content-Type: application/json"), answer(200), answer(200, none, JSON), typed, answer(200)]
+    )
+    for queue in sqs(broken.url):
+        for _ in range(2):
+            assert queue.receive(lease=5) == []
+            queue.delete("id-receipt")
+        with pytest.raises(TransportError, match="HTTP 200 without content-type: something between"):
+            queue.delete("id-receipt")
+    broken.close()
+
+
 @pytest.mark.parametrize("adapter", [sqs, azure, veil])
 def test_is_a_typed_error_or_no_message(adapter: Callable[[str], Iterator[Queue]]) -> None:
     @for_each("call, strange", product(CALLS, ["brackets without end"] if adapter is veil else STRANGE))

@@ -114,6 +114,8 @@ def _botocore_session() -> Any:
     return session
 
 
+_TYPE: Final = "application/x-amz-json-"
+"""How the content type of each answer of SQS begins ("Interpreting Amazon SQS JSON API responses")."""
 _MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _UNSENT = (EndpointConnectionError, ConnectTimeoutError, ProxyConnectionError)
 _BROKEN = (HTTPClientError, BotoConnectionError, ResponseParserError)
@@ -169,6 +171,8 @@ class Calls(OfProcess):
         self._pid = self._this()
         self._attempts = _Attempts()
         self._ids = RequestIds("x-amzn-requestid")
+        self._typed = False
+        """Whether a result had SQS's content type. An empty answer without a request id must have it then, too."""
         self._id = f"veilmq-attempts-{id(self)}"
         events = client.meta.events
         events.register("needs-retry.sqs", self._attempted, unique_id=self._id)
@@ -209,10 +213,13 @@ class Calls(OfProcess):
             self._attempts.reached |= answer.status_code >= 500
             status, headers = answer.status_code, answer.headers
             fits = _is_result(answer.content, operation)
-            if status >= 400 or (fits and self._ids.known(headers, lambda: True)):
+            typed = str(headers.get("content-type", "")).startswith(_TYPE)
+            self._typed |= fits and typed
+            empty = not answer.content.strip()
+            if status >= 400 or (fits and self._ids.known(headers, lambda: not empty or typed or not self._typed)):
                 self._attempts.foreign = None
             else:
-                lacking = self._ids.lacking(headers) if fits else ""
+                lacking = (self._ids.lacking(headers) or "content-type") if fits else ""
                 self._attempts.foreign = foreign_answer(status, answer.url, headers, lacking)
 
     def call(self, method: str, queue: str, *, size_bytes: int = 0, **given: Any) -> dict[str, Any]:
