@@ -252,6 +252,12 @@ class LeaseKeeper(Closing, OfProcess):
         """An event that is set when the lease is lost."""
         return self._reports.event_of(lease)
 
+    def check_open(self) -> None:
+        """Raises ParameterInvalid if the keeper is closed or belongs to another process."""
+        self._check_process()
+        if self._closing:
+            raise ParameterInvalid(parameter="keeper", reason="it is closed")
+
     def _held(self, message: Lease | Received) -> Lease:
         if isinstance(message, Lease):
             return message
@@ -273,12 +279,6 @@ class LeaseKeeper(Closing, OfProcess):
         lease.deadline = now + seconds
         lease.lead = self._decisions.lead_for(seconds)
         lease.renew_at = lease.deadline - lease.lead
-
-    def check_open(self) -> None:
-        """Raises ParameterInvalid if the keeper is closed or belongs to another process."""
-        self._check_process()
-        if self._closing:
-            raise ParameterInvalid(parameter="keeper", reason="it is closed")
 
     def _check_process(self) -> None:
         """A forked child does not have the parent's threads, and locks that they held stay locked."""

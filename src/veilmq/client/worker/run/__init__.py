@@ -29,6 +29,7 @@ from veilmq.client.worker.runners.processes import ProcessRunners
 from veilmq.client.worker.runners.settling import DeadLetters, Settling
 from veilmq.client.wrapping import GatheredDeletes, Wrapping, can_gather
 from veilmq.model.errors import ParameterInvalid
+from veilmq.model.wording import counted
 
 log = logging.getLogger("veilmq.worker")
 
@@ -153,7 +154,7 @@ class Run:
         end = self._clock.monotonic() + seconds
         hurried = self._wait_free(end)
         if self.ready.in_hand:
-            log.warning("queue %s: messages still in their handlers: %d", self.name, self.ready.in_hand)
+            log.warning("queue %s: %s still in a handler", self.name, counted(self.ready.in_hand, "message"))
             self._flow.cancel_running(Cause.SHUTDOWN)
             if not hurried:
                 hurried = self._wait_free(self._clock.monotonic() + GRACE)
@@ -163,7 +164,7 @@ class Run:
         threads[0].join(min(max(GRACE, end - self._clock.monotonic()), threading.TIMEOUT_MAX))
         self._settling.give_up()
         if not self._intake.join(GRACE if self._own_poll or hurried else self._intake.wait + _POLL_SLACK):
-            log.warning("queue %s: a poll is still open; what it brings comes back by itself", self.name)
+            log.warning("queue %s: a poll is still open: its messages come back when their leases end", self.name)
         if self._own_poll:
             self._poll.close()
         self.runners.close()

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from veilmq.client.clock import Clock, Stop
+from veilmq.client.keeper.lease import REFUSALS
 from veilmq.client.messages import Message, Received
 from veilmq.client.queue import Queue, is_closed
 from veilmq.client.shared import body_of_copy
@@ -27,11 +28,9 @@ from veilmq.client.worker.metrics import Counts
 from veilmq.client.worker.options import Backoff, ErrorReport, Options, chance
 from veilmq.model.errors import (
     CapabilityMissing,
-    LeaseError,
     MessageTooLarge,
     ParameterInvalid,
     QueueMissing,
-    ReceiptInvalid,
     UsageError,
     VeilError,
 )
@@ -51,7 +50,8 @@ class DeadLetters:
 
     def send(self, received: Received, reason: str) -> None:
         """Send the message durably. Raises like `Queue.send`."""
-        attributes = dict(received.attributes)
+        # Without the marks of an earlier dead-lettering.
+        attributes = {name: value for name, value in received.attributes.items() if not name.startswith(PREFIX)}
         values: dict[str, Any] = {
             "reason": "".join(each if each.isprintable() else " " for each in reason)[:_REASON_CHARACTERS] or "failed",
             "id": received.id,
@@ -59,8 +59,6 @@ class DeadLetters:
             "receive_count": received.receive_count,
         }
         marks = {PREFIX + name: value for name, value in values.items()}
-        # Replace the marks of an earlier dead-lettering.
-        attributes = {name: value for name, value in attributes.items() if not name.startswith(PREFIX)}
         # The type is sent as an attribute too.
         room = self.target.capabilities.attributes_max - len(attributes) - (received.type is not None)
         marks = dict(list(marks.items())[: max(0, room)])
@@ -92,7 +90,6 @@ _LEFT = ("unsettled", "lost", "expired")
 """Outcomes of messages that can be neither deleted nor released: their leases run out."""
 _REASONS = {Verdict.FAILED: "raised", Verdict.RETRY: "asked", Verdict.REJECTED: "rejected"}
 """The reason that a release for a retry reports, by the handler's verdict."""
-_REFUSED = (LeaseError, ReceiptInvalid, QueueMissing)
 _OF_THIS_CALL = (UsageError, CapabilityMissing)
 """Errors of one call, that a repetition does not cure."""
 
@@ -219,9 +216,7 @@ class Settling:
             outcome = self._dead_letter(self._dead_letters, hand, result.error)
             if outcome is not None:
                 return outcome
-        delay = result.delay
-        if delay is None:
-            delay = self.backoff(hand)
+        delay = self.backoff(hand) if result.delay is None else result.delay
         return self._release(hand, delay, "retry" if verdict is Verdict.RETRY else "failed", self._failure(result))
 
     def backoff(self, hand: Hand) -> float:
@@ -260,9 +255,7 @@ class Settling:
                 log.exception("queue %s: message %s: its result was not stored", self._queue.name, hand.message.id)
                 if isinstance(error, TypeError):
                     self._abandon(hand)
-                delay = self.backoff(hand)
-                failed = of_error(error)
-                return self._release(hand, delay, "failed", self._failure(failed))
+                return self._release(hand, self.backoff(hand), "failed", self._failure(of_error(error)))
         if self._options["on_result"] is not None:
             self._call_back(self._options["on_result"], hand.message, result.value)
         return self._delete(hand)
@@ -309,8 +302,7 @@ class Settling:
         if self._dead_letters is not None and not hand.lost:
             outcome = self._dead_letter(self._dead_letters, hand, reason)
         if outcome is None:
-            delay = self.backoff(hand)
-            failure = failure_of("poisoned", text=reason)
+            delay, failure = self.backoff(hand), failure_of("poisoned", text=reason)
             outcome = "lost" if hand.lost else self._release(hand, delay, "failed", failure)
         self.end(hand, outcome)
         return outcome == "dead_lettered"
@@ -321,7 +313,7 @@ class Settling:
         while True:
             try:
                 call()
-            except _REFUSED as error:
+            except REFUSALS as error:
                 self._counts.failed(name, error)
                 self.lose(hand, f"{name}: {error}")
                 return "lost"
