@@ -15,11 +15,9 @@ class Clock(Protocol):
 
     def monotonic(self) -> float:
         """Never goes back; keeps counting while the machine is suspended."""
-        ...
 
     def wall(self) -> float:
         """Unix time."""
-        ...
 
 
 class SystemClock:
@@ -41,7 +39,6 @@ class Moved(Protocol):
 
     def wakes(self, sleeper: threading.Condition) -> None:
         """Notify `sleeper` whenever the clock is moved, as long as `sleeper` exists."""
-        ...
 
 
 def sleeping_by(clock: Clock, sleeper: threading.Condition) -> threading.Condition:

@@ -123,27 +123,22 @@ class Queue(Protocol):
     @property
     def name(self) -> str:
         """Its name, as the cloud has it."""
-        ...
 
     @property
     def capabilities(self) -> Capabilities:
         """What it can do. No I/O."""
-        ...
 
     @property
     def account(self) -> "Account":
         """The account that it belongs to, for patterns that need more queues."""
-        ...
 
     def send(self, message: str | Message) -> Sent:
         """The message is durable when this returns. Raises MessageTooLarge, ParameterInvalid, CapabilityMissing,
         CapacityError."""
-        ...
 
     def send_batch(self, messages: Sequence[str | Message]) -> list[Sent | VeilError]:
         """Any number; split into requests of at most `Capabilities.batch_messages_max` and the protocol's size
         limit."""
-        ...
 
     def receive(self, count_max: int = 1, *, lease: float | None = None, wait: float = 0) -> list[Received]:
         """Up to `count_max` messages, each leased for `lease` seconds.
@@ -154,7 +149,6 @@ class Queue(Protocol):
         Waits up to `wait` seconds for the first message; 0 never waits, whatever the queue's own setting is. A count
         above `Capabilities.receive_messages_max` is ParameterInvalid.
         """
-        ...
 
     def extend(self, handle: str, lease: float, *, body: str | None = None) -> str:
         """Let the lease end `lease` seconds from now; return the handle to use next.
@@ -163,49 +157,39 @@ class Queue(Protocol):
         again if nobody else received it; on FIFO queues and MNS that is LeaseExpired. Raises LeaseExpired, LeaseTaken,
         MessageGone, ReceiptInvalid.
         """
-        ...
 
     def extend_batch(self, extensions: Sequence[Extension]) -> list[str | VeilError]:
         """Any number, in as few requests as the protocol allows; for each entry, the handle to use next or an error."""
-        ...
 
     def release(self, handle: str, delay: float = 0, *, failure: Failure | None = None) -> None:
         """Give the message back, visible after `delay` seconds. Raises as `extend` does.
 
         `failure`: the reason, for our server's history; it never causes an extra request, and clouds ignore it.
         """
-        ...
 
     def delete(self, handle: str) -> None:
         """Delete a message that is done. Raises LeaseTaken, MessageGone or LeaseExpired where the protocol reports it,
         ReceiptInvalid."""
-        ...
 
     def delete_batch(self, handles: Sequence[str]) -> list[VeilError | None]:
         """Any number; None for each that was deleted."""
-        ...
 
     def peek(self, count_max: int = 1) -> list[Peeked]:
         """Look without a lease. Raises CapabilityMissing where the protocol has no peek."""
-        ...
 
     def stats(self) -> Stats:
         """The current state of the queue."""
-        ...
 
     def recommended(self) -> Recommended | None:
         """The first leases learnt for this queue, for producers and people; None if nothing was published yet, or the
         service has no such feature. Our server and directories have it."""
-        ...
 
     def interrupt(self) -> None:
         """End the receives that wait in other threads: they return at once, empty unless a message was on its way. The
         queue stays open. If a poll cannot be ended, the messages that it still returns are released. Raises nothing."""
-        ...
 
     def close(self) -> None:
         """Close connections; a receive that waits in another thread ends. Idempotent."""
-        ...
 
     def __enter__(self) -> Self: ...
 
@@ -219,27 +203,21 @@ class Account(Protocol):
 
     def queue(self, name: str) -> Queue:
         """An existing queue. Raises QueueMissing."""
-        ...
 
     def capabilities(self, name: str) -> Capabilities:
         """What a queue of that name can do, whether it exists or not. No I/O."""
-        ...
 
     def create(self, name: str, template: Template | None = None) -> bool:
         """Make sure the queue exists; True if it is new. Raises QueueExists if its settings differ."""
-        ...
 
     def delete(self, name: str) -> None:
         """Delete the queue with all its messages. Raises QueueMissing."""
-        ...
 
     def names(self, prefix: str = "") -> list[str]:
         """The names of the queues."""
-        ...
 
     def close(self) -> None:
         """Close connections, those of its queues too."""
-        ...
 
     def __enter__(self) -> Self: ...
 
@@ -270,34 +248,27 @@ class NativeTopics(Protocol):
 
     def fits(self, topic: str, subscriptions: Collection[NativeSubscription]) -> bool:
         """Whether the service allows these names and tags. No I/O."""
-        ...
 
     def carries(self, message: Message) -> bool:
         """Whether a publish can carry everything in the message; it always carries tag and type. No I/O."""
-        ...
 
     def create(self, topic: str, queues: Collection[str]) -> bool:
         """Make sure the topic exists; True if it is new. Its size limit is the smallest of these queues' limits.
 
         Raises QueueMissing.
         """
-        ...
 
     def subscriptions(self, topic: str) -> list[NativeSubscription]:
         """All subscriptions; one that is not to a queue has an empty queue name. Raises TopicMissing."""
-        ...
 
     def subscribe(self, topic: str, subscription: NativeSubscription) -> None:
         """Add it unless the same one exists. Raises TopicMissing, QueueMissing, SubscriptionExists."""
-        ...
 
     def delete(self, topic: str) -> None:
         """Delete the topic with its subscriptions. Idempotent."""
-        ...
 
     def publish(self, topic: str, messages: Sequence[Message]) -> list[NativePublished | VeilError]:
         """One result or error a message, in order."""
-        ...
 
 
 TAG_CHARACTERS_MAX: Final = 16

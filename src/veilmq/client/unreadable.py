@@ -37,7 +37,6 @@ class Policy(Protocol):
 
     def __call__(self, queue: Queue, message: Received, error: Unreadable, /) -> None:
         """`message` is as `queue` returned it, body and handle. A VeilError raised here is only logged."""
-        ...
 
 
 class DeadLetters:

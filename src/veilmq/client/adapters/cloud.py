@@ -104,11 +104,9 @@ class Waits(Protocol):
 
     def interrupt(self) -> None:
         """Cancel all calls that wait now."""
-        ...
 
     def close(self) -> None:
         """Cancel all calls that wait, and accept no more."""
-        ...
 
 
 class CloudQueue(Closing, Generic[Owner]):

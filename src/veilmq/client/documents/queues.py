@@ -273,7 +273,6 @@ class TransactionOperations(Protocol):
 
     def doTransaction(self, message: Message) -> bool | Verdict:
         """Do it; return whether it is done. message: has its body, and the transaction's id as receipt handle."""
-        ...
 
 
 class TransactionChecker(Protocol):
@@ -281,7 +280,6 @@ class TransactionChecker(Protocol):
 
     def checkTransactionStatus(self, message: Message) -> bool | Verdict:
         """Whether it was done."""
-        ...
 
 
 @documented

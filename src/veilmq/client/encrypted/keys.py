@@ -74,16 +74,13 @@ class Keyring(Protocol):
     @property
     def newest(self) -> Key:
         """The key that encrypts."""
-        ...
 
     def find(self, key_id: str) -> Key | None:
         """The key with this id; None if there is none, also for an id of another form. An error says that no key can be
         had now: then nothing is received."""
-        ...
 
     def __iter__(self) -> Iterator[Key]:
         """All keys, oldest first."""
-        ...
 
 
 class Keys:

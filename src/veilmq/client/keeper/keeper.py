@@ -210,8 +210,7 @@ class LeaseKeeper(Closing, OfProcess):
             for batch in batches:
                 self._send(batch)
         with self._lock:
-            while self._handed and not self._stopped:
-                self._turn.wait()
+            self._turn.wait_for(lambda: not self._handed or self._stopped)
 
     def close(self, release: bool = True, deadline: float = 0) -> None:
         """Register nothing more, wait up to `deadline` seconds for the held messages, and let the rest go.
@@ -235,7 +234,6 @@ class LeaseKeeper(Closing, OfProcess):
                 self._decisions.lose(lease, Reason.CLOSED)
             lost = self._after()
             self._wake.notify_all()
-            self._turn.notify_all()
         self._report(lost)
         if release:
             self._release_all(rest)

@@ -187,15 +187,12 @@ class Plan(Protocol):
     @property
     def margin(self) -> float:
         """How long before its end a lease is extended; replaces interval + minimal_life. 0: never extend."""
-        ...
 
     def first_lease(self, message: Received) -> float:
         """The lease that a message should get at its receive."""
-        ...
 
     def next_lease(self, message: Received, held: float) -> float:
         """The lease that an extension should give to a message held for `held` seconds."""
-        ...
 
 
 @runtime_checkable
@@ -204,15 +201,12 @@ class Learner(Protocol):
 
     def finished(self, message: Received, held: float) -> None:
         """The message was deleted after `held` seconds."""
-        ...
 
     def lost(self, message: Received, held: float) -> None:
         """The lease ended while its handler was alive, or another receiver has the message."""
-        ...
 
     def late(self, seconds: float) -> None:
         """An extension took effect this many seconds after it was due; 0 if it was on time."""
-        ...
 
 
 @runtime_checkable
@@ -221,11 +215,9 @@ class CrashLearner(Protocol):
 
     def redelivered(self, message: Received) -> None:
         """A message was registered that had been received before."""
-        ...
 
     def given_back(self, message: Received) -> None:
         """The handler or the keeper released a message: it will be received again, without a crash."""
-        ...
 
 
 class Calls(Protocol):

@@ -50,11 +50,9 @@ class Marking(Protocol):
 
     def write(self, message: Message, mark: Mark) -> Message:
         """The message to send."""
-        ...
 
     def read(self, message: Shown) -> tuple[Mark, Shown] | None:
         """Its mark, and the message without it; None: it has no mark."""
-        ...
 
 
 class AttributeMarking:

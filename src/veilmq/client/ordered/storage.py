@@ -43,11 +43,9 @@ class Storage(Protocol):
 
     def load(self) -> bytes | None:
         """The last saved state; None if there is none."""
-        ...
 
     def save(self, state: bytes) -> None:
         """Save durably. If it raises, the state may or may not be saved."""
-        ...
 
 
 class LockedStorage(Storage, Protocol):
@@ -55,11 +53,9 @@ class LockedStorage(Storage, Protocol):
 
     def acquire(self) -> None:
         """Take the lock. Raises StorageHeld, also if this object has it already."""
-        ...
 
     def release(self) -> None:
         """Release the lock. Idempotent."""
-        ...
 
 
 class Transactional(Protocol):
@@ -67,7 +63,6 @@ class Transactional(Protocol):
 
     def saving(self, state: bytes) -> AbstractContextManager[Any]:
         """Yields a cursor; its writes and the state are committed together, or rolled back together."""
-        ...
 
 
 class LocalFile(OfProcess):

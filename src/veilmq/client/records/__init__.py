@@ -80,12 +80,10 @@ class Records(Protocol):
 
     def look(self, key: str) -> Seen:
         """The record as it is now."""
-        ...
 
     def replace(self, key: str, before: bytes | None, after: bytes, fence: int) -> bool:
         """Store `after` durably if the record still is `before`; False if it is not. fence: of `after`, for backends
         that keep it beside the content."""
-        ...
 
 
 class Contents(Protocol):
@@ -93,23 +91,18 @@ class Contents(Protocol):
 
     def get(self, path: str, /) -> bytes | None:
         """The content; None if there is none."""
-        ...
 
     def put(self, path: str, content: bytes, /) -> None:
         """Store it durably, in place of any other."""
-        ...
 
     def remove(self, path: str, /) -> object:
         """Remove it, if it is there."""
-        ...
 
     def remove_directory(self, path: str, /) -> None:
         """Remove a directory that has become empty, where there are directories."""
-        ...
 
     def keys(self, below: str, /) -> Sequence[str]:
         """The paths that begin with `below` and a slash."""
-        ...
 
 
 _LOCK = ".lock"

@@ -111,7 +111,6 @@ class Forgetting(Protocol):
 
     def forget(self) -> None:
         """Drop it, in a child that was just forked: takes no lock; no other thread runs."""
-        ...
 
 
 class _Child:

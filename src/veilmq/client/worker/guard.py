@@ -92,15 +92,12 @@ class Guard(Protocol):
 
     def begin(self, key: str, claim: Claim) -> Answer:
         """Claim the key. The check and the claim are one atomic step."""
-        ...
 
     def finish(self, key: str, fence: int, result: Any) -> None:
         """Store the result durably. Raises Superseded, and TypeError if JSON cannot represent the result."""
-        ...
 
     def abandon(self, key: str, fence: int) -> None:
         """The work was not done: the next delivery may begin. Does nothing if the fence is not the newest."""
-        ...
 
 
 @runtime_checkable
@@ -109,7 +106,6 @@ class Prolonging(Protocol):
 
     def prolong(self, key: str, fence: int, now: float, until: float) -> None:
         """The owner holds its message at least until `until`; both times as in `Claim`. Raises Superseded."""
-        ...
 
 
 def judge(record: Record | None, claim: Claim) -> Record | Done | Busy:

@@ -39,16 +39,13 @@ class Meter(Protocol):
 
     def ended(self, queue: str, outcome: str, seconds: float) -> None:
         """A message is finished. outcome: one of Counts' names. seconds: its handler's time, 0 if it had none."""
-        ...
 
     def failed(self, queue: str, call: str, error: str) -> None:
         """A call to the queue failed. call: `receive`, `delete`, `release` ...; error: the exception's class,
         or a ServiceError's code (a worker reports at most 50 different ones)."""
-        ...
 
     def in_hand(self, queue: str, messages: int) -> None:
         """How many messages are received and not finished in the calling worker; 0 when its run has ended."""
-        ...
 
 
 @runtime_checkable
@@ -57,7 +54,6 @@ class Summing(Protocol):
 
     def in_hand_changed(self, queue: str, messages: int) -> None:
         """By how many the messages in hand have changed; negative: fewer."""
-        ...
 
 
 class Counts:

@@ -57,15 +57,12 @@ class Owner(Protocol):
 
     def look(self, name: str) -> Any:
         """GetQueueAttributes."""
-        ...
 
     def call(self, method: str, request: Any, response: Any, queue: str) -> Any:
         """See `MnsAccount.call`."""
-        ...
 
     def capabilities(self, name: str) -> Capabilities:
         """See `Account.capabilities`."""
-        ...
 
 
 class MnsTopics:

@@ -52,15 +52,12 @@ class Checkpoints(Protocol):
 
     def load(self, key: str) -> Saved | None:
         """The record with the highest fence."""
-        ...
 
     def save(self, key: str, saved: Saved) -> None:
         """Save durably. Raises LeaseTaken if there is a record with a higher fence."""
-        ...
 
     def drop(self, key: str) -> None:
         """Delete all records of the key, if there are any."""
-        ...
 
 
 def encode_state(state: Any) -> bytes:
