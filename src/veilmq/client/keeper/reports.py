@@ -1,7 +1,7 @@
 """What the keeper reports: a lost lease to its handler, `on_lost` and the log; the life of every message to the plan.
 
-Strategy: all of it is the user's code, which may block, fail or fork. So it runs without the keeper's lock, and an
-error of the plan is logged and holds nothing up.
+Strategy: nearly all of it is the user's code, which may block, fail or fork. So it runs without the keeper's lock. An
+error of the plan goes to the caller of `register`, `release` or `delete`; where nobody called, it is logged.
 """
 
 import logging
@@ -105,7 +105,7 @@ class Reports:
             in_one_process(self._crashes.given_back, lease.message)
 
     def _learn(self, call: Callable[..., object], *values: object) -> None:
-        """Report to the plan. Its errors hold nothing up."""
+        """Report to the plan what nobody called for. Its errors hold nothing up."""
         try:
             in_one_process(call, *values)
         except Exception:
