@@ -270,8 +270,9 @@ NO_INTEGER = "STRING_VALUE can not be converted to an Integer"
         (
             b"AmazonSQS.ReceiveMessage",
             b'{"MaxNumberOfMessages":{}}',
-            "Start of structure or map found where not expected - at `$.MaxNumberOfMessages`",
+            "Start of structure or map found where not expected. - at `$.MaxNumberOfMessages`",
         ),
+        (b"AmazonSQS.UntagQueue", b'{"TagKeys":"team"}', "Expected list or null - at `$.TagKeys`"),
         # Another pair of types keeps the words of the house, and so does its own dialect.
         (b"AmazonSQS.ReceiveMessage", b'{"VisibilityTimeout":true}', "does not fit ReceiveMessage: Expected"),
         (b"VeilMQ.Send", b'{"Messages":[{"Priority":"1"}]}', "does not fit Send: Expected"),

@@ -42,12 +42,13 @@ _MISFITS: Final = {
     ("int", "str"): "STRING_VALUE can not be converted to an Integer",
     ("str", "int"): "NUMBER_VALUE can not be converted to a String",
     ("str", "float"): "NUMBER_VALUE can not be converted to a String",
+    ("array", "str"): "Expected list or null",
 }
 _STARTS: Final = {
     "array": "Start of list found where not expected",
-    "object": "Start of structure or map found where not expected",
+    "object": "Start of structure or map found where not expected.",
 }
-"""AWS's words (async-aws/aws #1667, and its other services that speak JSON)."""
+"""AWS's words (async-aws/aws #1667; of other services that speak JSON: aoyagikouhei/athena-local)."""
 
 
 def read(target: bytes, body: bytes) -> tuple[Operation, Any]:

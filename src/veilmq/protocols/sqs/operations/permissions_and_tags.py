@@ -118,7 +118,7 @@ def plan_remove(asked: Asked, given: RemovePermissionInput) -> Plan:
         statements = statements_of(policy)
         left = [statement for statement in statements if statement.get("Sid") != label]
         if len(left) == len(statements):
-            raise invalid_value("Label", label, "can't find label.")
+            raise invalid_value("Label", label, "can't find label on existing policy.")
         return _change(policy | {"Statement": left}) if left else {"labels": info.settings.labels | {_LABEL: ""}}
 
     return plan_edit(asked, given.queue_url, edit)
