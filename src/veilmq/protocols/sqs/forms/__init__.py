@@ -326,9 +326,13 @@ class ListQueueTagsResult(_Result):
 
 
 class ListDeadLetterSourceQueuesResult(_Result, rename=None):
-    """ListDeadLetterSourceQueuesResult, whose list is the only one in lower case; it is written even if empty."""
+    """ListDeadLetterSourceQueuesResult. Its list is the only one in lower case.
 
-    queue_urls: list[str] = msgspec.field(name="queueUrls")
+    It is omitted if it is empty, although the service model requires it (AWS, as recorded in yavosh/pail,
+    test/diff: sqs-dead-letter).
+    """
+
+    queue_urls: list[str] = msgspec.field(default_factory=list, name="queueUrls")
     next_token: str | None = msgspec.field(default=None, name="NextToken")
 
 
