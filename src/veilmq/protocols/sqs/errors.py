@@ -150,7 +150,10 @@ _BAD_HANDLE: Final = "The input receipt handle is invalid."
 
 
 def binary_character(character: str, place: str) -> str:
-    """AWS's words for a character that XML could not carry (asim/nitro-plugins #437, NServiceBus.AmazonSQS #2630)."""
+    """AWS's words for a character that XML could not carry (asim/nitro-plugins #437, NServiceBus.AmazonSQS #2630).
+
+    The reference says that it is replaced by U+FFFD in a body that has valid ones: not so in psd401/aistudio #1525.
+    """
     return (
         f"Invalid binary character '#x{ord(character):X}' was found in the {place}, the set of allowed characters is "
         "#x9 | #xA | #xD | [#x20-#xD7FF] | [#xE000-#xFFFD] | [#x10000-#x10FFFF]."
