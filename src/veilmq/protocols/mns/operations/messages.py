@@ -287,11 +287,9 @@ def _answer_batch(call: Call, outcomes: Sequence[Outcome]) -> Response:
         answers.append(refused[place] if place in refused else _result(*next(results)))
     failures = [each for each in answers if isinstance(each, Refusal)]
     none_sent = len(failures) == len(answers)
-    if none_sent and len({(each.fault.code, each.message) for each in failures}) == 1:
-        raise failures[0]
-    for each in failures:
-        if each.fault is errors.QUEUE_NOT_EXIST:
-            raise each
+    missing = [each for each in failures if each.fault is errors.QUEUE_NOT_EXIST]
+    if none_sent and (missing or len({(each.fault.code, each.message) for each in failures}) == 1):
+        raise (missing or failures)[0]
     texts = [_failed(each) if isinstance(each, Refusal) else _sent(*each, bare=bool(failures)) for each in answers]
     inside = "".join([f"<Message>{text}</Message>" for text in texts])
     if not failures:
