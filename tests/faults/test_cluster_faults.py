@@ -27,7 +27,7 @@ def place() -> Iterator[Path]:
 def test_one_kill_of_each_kind(place: Path) -> None:
     """Of the owner, a follower, the standby, and the primary, whose standby is promoted."""
     kinds = [kind for kind in KINDS if kind.strike in STANDARD]
-    record = conduct(place, SEED, kinds=kinds, once=True, whole=False)
+    record = conduct(place, SEED, kinds=kinds, once=True, whole=False, in_a_round=2)
     assert record.clean, [record.stories, record.unexpected]
     assert list(record.faults.values()) == [1] * len(STANDARD)
     assert record.acknowledged

@@ -8,6 +8,7 @@ as with a large log; after each round those that are there must have what they n
 """
 
 import contextlib
+import itertools
 import os
 import shutil
 import subprocess
@@ -254,7 +255,7 @@ def conduct(
         arena = Arena(stack, directory, seed, whole=whole)
         schedule = _schedule(possible, seed, once=once)
         while record.struck < faults and time.monotonic() - begun < minutes * 60:
-            chosen = [each for each, _ in zip(schedule, range(in_a_round), strict=False)]
+            chosen = list(itertools.islice(schedule, in_a_round))
             if not chosen:
                 break
             arena.round(chosen, record, say)
