@@ -50,6 +50,7 @@ def as_role(pair: Pair, **changed: str) -> Postgres:
         (lambda pair: as_role(pair, host="/nowhere"), "cannot be reached"),
         (lambda pair: as_role(pair, user="nobody"), "correct the role"),
         (lambda pair: as_role(pair, dbname="nothing"), "correct the role"),
+        (lambda pair: as_role(pair, user="pg_monitor"), "correct the role"),
         (lambda pair: Postgres(pair.standby.dsn), "name the primary"),
         (lambda pair: Postgres(pair.primary.dsn, seen=Seen(7, 1)), "another PostgreSQL"),
         (lambda pair: Postgres(pair.primary.dsn, seen=Seen(0, 2)), "a former primary"),

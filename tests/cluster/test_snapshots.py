@@ -438,9 +438,10 @@ class TestCopy:
 
 
 def test_what_fails_is_tried_again_ever_more_seldom(
-    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also on a full disk, which the copy's store calls by names of its own."""
+    """Also on a full disk, which the copy's store calls by names of its own. What was said is not said again, although
+    one thing fails now and another thing then."""
     monkeypatch.setattr(snapshotting, "LOOK_SECONDS", 0.01)
     monkeypatch.setattr(snapshotting, "LOOKS_BETWEEN", 1)
     errors = [
@@ -454,6 +455,10 @@ def test_what_fails_is_tried_again_ever_more_seldom(
 
         def answer(self) -> None:
             self.looks += 1
+            if self.looks in {5, 7}:
+                raise Unreachable("permission denied")
+            if self.looks == 6:
+                raise Unproven("too many connections")
 
         def write(self) -> None:
             at.append(self.looks)
@@ -467,6 +472,7 @@ def test_what_fails_is_tried_again_ever_more_seldom(
     until(lambda: len(at) > 6)
     assert at[:7] == [1, 2, 4, 8, 9, 10, 11]
     assert failing.damage_found == "a check of the copy found something"
+    assert caplog.text.count("permission denied") == caplog.text.count("too many connections") == 1
 
 
 def test_so_many_are_kept_that_any_instant_of_late_can_be_restored() -> None:

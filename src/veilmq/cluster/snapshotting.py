@@ -12,6 +12,7 @@ A take-over must not wait for this: between any two parts of the work the thread
 import logging
 import shutil
 import threading
+from collections import deque
 from contextlib import closing, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -43,6 +44,7 @@ _ALONE_SECONDS: Final = 20.0
 _ANSWER_SECONDS: Final = 900.0
 _OWNERS_SHARE: Final = 0.1
 """How much of its time the owner gives to a digest."""
+_LOGGED_MAX: Final = 8
 _PLACE: Final = "snapshot-"
 _PATIENCE_SECONDS: Final = 0.5
 _OPTIONS: Final = Options(reserve_bytes=0)
@@ -122,7 +124,8 @@ class Snapshotting:
     def _work(self) -> None:
         with suppress(Unreachable, Unfit):
             self._proofs.release()  # what a process that died had claimed
-        looks, due, pause, logged = 0, LOOKS_BETWEEN, LOOKS_BETWEEN, ""
+        looks, due, pause = 0, LOOKS_BETWEEN, LOOKS_BETWEEN
+        logged: deque[str] = deque(maxlen=_LOGGED_MAX)  # since it went well; what fails says one thing and another
         while not self._ended.wait(LOOK_SECONDS):
             looks += 1
             try:
@@ -131,16 +134,16 @@ class Snapshotting:
                     due, pause = looks + pause, min(2 * pause, LOOKS_BETWEEN_MAX)  # if it fails
                     self.write()
                     due, pause = looks + LOOKS_BETWEEN, LOOKS_BETWEEN
-                logged = ""
+                logged.clear()
             except Stopped:
                 return
             except Diverged as error:
                 self.damage_found = str(error)
                 log.error("no snapshot: %s", error)
             except _PASSING as error:
-                if str(error) != logged:
+                if str(error) not in logged:
                     log.warning("no snapshot: %s", error)
-                logged = str(error)
+                    logged.append(str(error))
 
     def answer(self) -> None:
         """Vouch for another server's snapshot, if one asks. Raises as `write`."""

@@ -414,8 +414,11 @@ def _refusal(error: psycopg.OperationalError) -> ClusterError:
     text = text_of(error)
     if any(
         part in text
-        for part in ("authentication failed", "no pg_hba.conf entry", "does not exist", "no password supplied")
-    ):
+        for part in (
+            "authentication failed", "no pg_hba.conf entry", "does not exist", "no password supplied",
+            "not permitted to log in",
+        )
+    ):  # fmt: skip
         return Unfit(f"correct the role, its password or the database, or create what is missing: {text}")
     if "unsupported startup parameter" in text:
         return Unfit(f"a pooler is in between, connect to PostgreSQL itself: {text}")
