@@ -4,13 +4,14 @@ import asyncio
 import logging
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import AsyncExitStack, closing, contextmanager
 from pathlib import Path
 from threading import Event
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import psycopg
 import pytest
@@ -100,7 +101,8 @@ def opened(path: Path) -> SqliteFollower:
 
 
 def member_of(cluster: Cluster, copy: Path, clock: Clock, dsn: str = "", **options: Any) -> Member:
-    return Member(dsn or cluster.pair.dsn, copy, opened, clock, formats=Formats(1, 1), name="one", **options)
+    options = {"name": "one"} | options
+    return Member(dsn or cluster.pair.dsn, copy, opened, clock, formats=Formats(1, 1), **options)
 
 
 @contextmanager
@@ -118,6 +120,27 @@ def following(member: Member, clock: "CountingClock", patience_s: float) -> Iter
             ownership.close()
         assert member.registry is not None
         member.registry.leave()
+
+
+def test_a_copied_directory_does_not_pass_for_the_server_that_it_was_copied_from(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """As where a machine is cloned. The copy would take the shard over from the other one while that serves."""
+
+    def holder(copy: str, name: str) -> UUID:
+        joined = member_of(cluster, tmp_path / copy, Clock(), name=name)
+        joined.join(Event())
+        assert joined.registry is not None
+        joined.registry.leave()
+        kept = membership(tmp_path / copy)
+        assert kept is not None
+        return kept.holder
+
+    first = holder("copy", "one")
+    shutil.copytree(tmp_path / "copy", tmp_path / "twin")
+    second = holder("twin", "two")
+    assert second != first
+    assert (holder("copy", "one"), holder("twin", "two")) == (first, second)
 
 
 @pytest.mark.parametrize("to", ["", "one"], ids=["to any", "back"])

@@ -849,6 +849,10 @@ def test_two_servers_of_one_name_are_told(servers: Servers) -> None:
     assert "another server of this cluster is called one" in told
     assert "the lease is not renewed" not in told
     Client(third).send("taken over")
+    # A copy of its directory runs elsewhere under its name.
+    servers.pair.primary.query("update veilmq.server set address = 'elsewhere:9327' where name = 'three'")
+    assert third.process.wait(30) == 2
+    assert "another server of this cluster is called three" in third.log.read_text()
 
 
 def test_a_server_that_lost_its_directory_gets_its_name_back(servers: Servers, tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ _LOOK_SECONDS: Final = 0.1
 # An instant in the future is from before the clock was set back: the server has not been seen since.
 _SEEN: Final = """
     select holder, role <> 'stopped' and abs(extract(epoch from clock_timestamp() - seen)) < %s, seen,
-           abs(extract(epoch from clock_timestamp() - seen))::float8
+           abs(extract(epoch from clock_timestamp() - seen))::float8, address
     from veilmq.server where name = %s for update
 """
 _REGISTER: Final = """
@@ -55,7 +55,7 @@ _REPORT: Final = """
         select set_config('synchronous_commit', 'off', true), set_config('lock_timeout', '200ms', true)
     )
     update veilmq.server set address = %s, format = %s, record = %s, role = %s, seen = clock_timestamp()
-    from soon where name = %s and holder = %s returning drained
+    from soon where name = %s and holder = %s and address = any(%s) returning drained
 """
 _LIST: Final = """
     select name, address, release, oldest, newest, format, record, role, drained,
@@ -154,6 +154,8 @@ class Registry(Connected):
         self.drained = False
         """Whether an operator wants this server to own nothing."""
         self.server = server
+        self._addresses: set[str] = set()
+        """All that were written here. A server that runs on a copy of this one's directory has another one."""
         self._postgres = postgres
         self._incarnation = incarnation
         self._release = release
@@ -171,8 +173,10 @@ class Registry(Connected):
                 shard = look(session, incarnation=self._incarnation, lock="for key share")
                 self._formats.admit(shard)
                 before = session.execute(_SEEN, (ALIVE_SECONDS, name)).fetchone()
-                if before is not None and before[0] != holder and before[1]:
-                    raise NameTaken(name, *before[2:])
+                is_copied = before is not None and again and before[4] not in self._addresses
+                if before is not None and before[1] and (is_copied or before[0] != holder):
+                    raise NameTaken(name, *before[2:4])
+                self._addresses.add(address)
                 formats = (self._formats.oldest, self._formats.newest)
                 row = session.execute(_REGISTER, (name, address, holder, self._release, *formats, not again)).fetchone()
                 assert row is not None
@@ -187,7 +191,8 @@ class Registry(Connected):
         name, address, holder = self.server[:3]
         role = "drained" if self.drained and state.role in {"follower", FILLING} else state.role
         with self._asking(_NOT_TAKEN):
-            values = (address, state.format, state.record, role, name, holder)
+            values = (address, state.format, state.record, role, name, holder, list(self._addresses))
+            self._addresses.add(address)
             row = self._connected().execute(_REPORT, values, prepare=True).fetchone()
         if row is None:  # an operator took it for gone
             self.register(again=True)

@@ -75,6 +75,8 @@ class Membership(msgspec.Struct):
     """Names the directory, which one process has at a time."""
     system: int
     timeline: int
+    name: str = ""
+    """The server's; empty: release 0.1.0 wrote it."""
 
 
 def membership(directory: Path) -> Membership | None:
@@ -115,8 +117,10 @@ class Member:
         self._snapshot_bytes = snapshot_bytes
         self._name = name
         self.address = address
-        self._kept = membership(directory)
-        seen = Seen() if self._kept is None else Seen(self._kept.system, self._kept.timeline)
+        kept = self._kept = membership(directory)
+        if kept is not None and kept.name not in {"", name}:  # copied from another server, which may be running
+            kept.holder = uuid4()
+        seen = Seen() if kept is None else Seen(kept.system, kept.timeline)
         self.postgres = Postgres(dsn, single_copy=single_copy, seen=seen)
         self._trouble = self._no_room = self._not_taken = ""
         self._copy: Copy | None = None
@@ -395,12 +399,11 @@ class Member:
         must not take a former primary for the primary. Raises OSError."""
         kept = self._kept
         assert kept is not None
-        system, timeline = self.postgres.seen
-        if (kept.system, kept.timeline) != (system, timeline):
+        written = Membership(kept.incarnation, kept.holder, *self.postgres.seen, self._name)
+        if kept != written:
             self._directory.mkdir(mode=0o700, exist_ok=True)
-            written = Membership(kept.incarnation, kept.holder, system, timeline)
             durable_write(self._directory / MEMBER_FILE, msgspec.json.encode(written))
-            kept.system, kept.timeline = system, timeline  # not before: on a full disk it is tried again
+            self._kept = written  # not before: on a full disk it is tried again
 
     def _note_well(self) -> None:
         """PostgreSQL answered, and the copy was written."""
