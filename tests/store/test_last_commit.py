@@ -328,12 +328,17 @@ def test_a_copy_of_another_database_is_refused_beside_it(stage: Stage, tmp_path:
     queue = started(stage)
     backup(store_of(stage).directory.database, tmp_path / "earlier.db")
     stage.send(queue, "later")
+    store_of(stage).apply_log()
+    store_of(stage).checkpointer.finish()
     database = killed(stage)
     for name in ("veilmq.db-wal", "veilmq.db-shm"):
         database.with_name(name).unlink(missing_ok=True)
     shutil.copyfile(tmp_path / "earlier.db", database)
     refused(database, tmp_path)
     assert "is another database's" in str(check(database).problems)
+    given_up = shutil.copytree(database.parent, tmp_path / "given up")
+    (given_up / "redo").write_text("lost\n")
+    SqliteStore(given_up, SMALL).close()  # what the other one's file had is not missed, either
     database.with_name("committed").write_text("lost\n")
     stage.open()
     assert bodies(stage.receive(queue, 10)) == []
@@ -401,6 +406,7 @@ def test_a_commit_without_an_event_is_missed_too(stage: Stage) -> None:
     stage.reopen()
     stage.later(SECOND_US)
     events = stage.following()
+    earlier = (store_of(stage).directory.path / "veilmq.db").read_bytes()
     expect(stage.do(StartMove(queue=dead, origin=TESTER)), MoveStarted)
     assert stage.following() == events
     wal = store_of(stage).directory.path / "veilmq.db-wal"
@@ -411,6 +417,13 @@ def test_a_commit_without_an_event_is_missed_too(stage: Stage) -> None:
     with pytest.raises(NotOurs, match="what was committed last is missing, though no event of the history"):
         SqliteStore(database.parent, SMALL)
     wal.write_bytes(whole)
+    stage.open()
+    assert killed(stage) == database
+    later = database.read_bytes()
+    database.write_bytes(earlier)
+    with pytest.raises(NotOurs, match=r"veilmq\.db is an earlier copy"):
+        SqliteStore(database.parent, SMALL)
+    database.write_bytes(later)
     stage.open()
 
 

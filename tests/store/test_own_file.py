@@ -12,7 +12,7 @@ from tests.support.faults import FaultDisk
 from tests.support.sqlite import SMALL, SqliteFactory, store_of
 
 from veilmq.store.directory import NotOurs
-from veilmq.store.sqlite.disk import connect, fold
+from veilmq.store.sqlite.disk import connect, fold, own_file
 from veilmq.store.sqlite.disk.redo.last_commit import _FOLDED_PLACES, read
 from veilmq.store.sqlite.store import SqliteStore
 from veilmq.store.sqlite.tools import check
@@ -47,6 +47,26 @@ def test_a_database_that_a_server_writes_on_is_not_cut(stage: Stage) -> None:
     WATCHING[database] = write_on
     assert format_of(database)[2] == []
     assert stage.following() > 5
+
+
+def test_the_page_that_sqlite_never_writes_is_not_missed(tmp_path: Path) -> None:
+    """At 1 GiB: the file ends before it, and the WAL has what comes after it."""
+    path = tmp_path / "veilmq.db"
+    connection = connect(path)
+    connection.pragma("journal_mode", "WAL")
+    connection.execute("CREATE TABLE other (content)")
+    connection.close()
+    pages = 2**30 // PAGE_BYTES
+    with path.open("r+b") as file:
+        file.seek(28)  # of the header: how many pages the database has
+        file.write(pages.to_bytes(4, "big"))
+        file.truncate(pages * PAGE_BYTES)
+    connection = connect(path)
+    connection.wal_autocheckpoint(0)
+    connection.execute("INSERT INTO other VALUES (zeroblob(20000))")
+    assert path.stat().st_size == 2**30 < (pages + 1) * PAGE_BYTES < connection.pragma("page_count") * PAGE_BYTES
+    assert own_file.lacks(path, connection) is None
+    connection.close()
 
 
 def test_a_checkpoint_is_noted_only_if_the_file_was_synced(tmp_path: Path, disk: FaultDisk) -> None:
