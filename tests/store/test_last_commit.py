@@ -19,6 +19,7 @@ from veilmq.store.directory import DatabaseFailed, DatabaseUnusable, NotOurs
 from veilmq.store.files import RealDisk
 from veilmq.store.sqlite.disk import connect
 from veilmq.store.sqlite.disk.redo.last_commit import _FOLDED_PLACES, _PLACES, LastCommit, read
+from veilmq.store.sqlite.disk.schema import VERSION
 from veilmq.store.sqlite.store import SqliteStore
 from veilmq.store.sqlite.tools import check
 from veilmq.store.sqlite.tools.backup import backup
@@ -148,6 +149,8 @@ def test_a_cut_database_is_refused_beside_its_wal(stage: Stage, tmp_path: Path) 
         with pytest.raises(NotOurs, match=rf"veilmq\.db is cut, to {size - lost} of {size} bytes, and .* are missing"):
             SqliteStore(database.parent, SMALL)
     assert [problem for problem in check(database).problems if "veilmq.db is cut" in problem.text]
+    with pytest.raises(NotOurs, match=r"of its pages are missing$"):  # a server of a cluster fills its copy again
+        SqliteStore(database.parent, msgspec.structs.replace(SMALL, schema=VERSION))
     database.write_bytes(whole)
     stage.open()
     stage.store.close()

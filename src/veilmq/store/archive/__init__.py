@@ -448,7 +448,6 @@ class ArchiveSource:
             raise SourceUnusable(f"there is no archive at {shown_url(shown)}")
 
     def snapshots(self) -> list[Held]:
-        """See `Source.snapshots`."""
         found: list[list[Held]] = []
         for lineage in self._lineages:
             some = [

@@ -229,12 +229,10 @@ class Archive:
                 log.warning("the archive lags: %s", self.trouble)
 
     def send(self, lsn: int, record: bytes) -> int | None:
-        """See `Log.send`."""
         self.append(lsn, record)
         return None
 
     def confirmed(self) -> bool | None:
-        """See `Log.confirmed`."""
         return True
 
     def committed(self) -> None:

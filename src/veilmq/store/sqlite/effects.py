@@ -118,7 +118,6 @@ class Shipping:
         return None if self._packed is None else self._log.send(self._packed[0].lsn, self._packed[1])
 
     def confirmed(self) -> bool | None:
-        """See `Log.confirmed`."""
         return self._log.confirmed()
 
     def append(self, clock: int) -> None:

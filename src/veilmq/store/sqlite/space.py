@@ -32,7 +32,6 @@ class Space:
 
     @property
     def is_low(self) -> bool:
-        """See `is_low`."""
         return is_low(self._writer)
 
     def free_reserve(self, *, freed: bool = False) -> None:

@@ -34,7 +34,7 @@ from veilmq.store.directory import (
 from veilmq.store.files import Job
 from veilmq.store.sqlite.disk import own_file, redo, schema
 from veilmq.store.sqlite.disk.redo import last_commit
-from veilmq.store.sqlite.disk.redo.file import FULL, ahead, is_given_up
+from veilmq.store.sqlite.disk.redo.file import FULL, RESTORE, ahead, is_given_up
 from veilmq.store.sqlite.disk.rows import add_functions
 
 SQLITE_OLDEST: Final = 3_051_003
@@ -174,7 +174,7 @@ def open_writer(path: Path, options: Options, *, trusting: bool = False) -> apsw
         if 0 < found < schema.VERSION and not options.migrates:
             raise SchemaOlder(found, schema.VERSION)
         if found:
-            if losses := losses_of(path, connection):
+            if losses := losses_of(path, connection, advice="" if options.schema else f": {RESTORE}"):
                 raise NotOurs(losses[0])
         elif (left := _left_alone(log, committed, noted)) is not None:
             raise _orphaned(path, left)
@@ -201,14 +201,14 @@ def open_writer(path: Path, options: Options, *, trusting: bool = False) -> apsw
     return connection
 
 
-def losses_of(path: Path, connection: apsw.Connection) -> list[str]:
-    """What was acknowledged and is missing, so that a start is refused. Raises apsw.Error, msgspec.MsgspecError,
-    OSError."""
+def losses_of(path: Path, connection: apsw.Connection, *, advice: str = f": {RESTORE}") -> list[str]:
+    """What was acknowledged and is missing, so that a start is refused. advice: for a file that is cut. Raises
+    apsw.Error, msgspec.MsgspecError, OSError."""
     with connection:  # over before `find`, which reads `committed` ahead of its own transaction
         connection.execute("SELECT count(*) FROM sqlite_schema").fetchall()
         cut = own_file.lacks(path, connection)
     if cut is not None:
-        return [cut]
+        return [cut + advice]
     if not schema.is_begun(connection):
         return []
     log = path.with_name(REDO)

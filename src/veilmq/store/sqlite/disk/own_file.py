@@ -34,8 +34,8 @@ _WIDTHS: Final = (0, 1, 2, 3, 4, 6, 8, 8, 0, 0)
 
 
 def lacks(path: Path, connection: apsw.Connection) -> str | None:
-    """Why pages of the database are missing, and what to do; None: they are there. connection: in a read transaction,
-    or a server's checkpoint could move pages between two looks. Raises apsw.Error, OSError."""
+    """Why pages of the database are missing; None: they are there. connection: in a read transaction, or a server's
+    checkpoint could move pages between two looks. Raises apsw.Error, OSError."""
     size, pages = int(connection.pragma("page_size")), int(connection.pragma("page_count"))
     there = path.stat().st_size
     if there >= pages * size:
@@ -44,10 +44,7 @@ def lacks(path: Path, connection: apsw.Connection) -> str | None:
     missing = sum(number not in in_wal for number in range(there // size + 1, pages + 1))
     if not missing:
         return None
-    return (
-        f"{path} is cut, to {there} of {pages * size} bytes, and {missing} of its pages are missing:"
-        " restore all files of one moment, or see what `veilmq check --repair` brings back"
-    )
+    return f"{path} is cut, to {there} of {pages * size} bytes, and {missing} of its pages are missing"
 
 
 def missing_end(path: Path) -> str:

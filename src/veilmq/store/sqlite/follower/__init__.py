@@ -89,7 +89,6 @@ class SqliteFollower:
             return changed
 
     def look_again(self) -> None:
-        """See `Follower.look_again`."""
         self._checkpointer.look_again()
 
     def queues(self, incarnations: Iterable[int] | None = None) -> dict[int, QueueInfo | None]:

@@ -400,7 +400,6 @@ class Image:
         """Older versions of pages with a damaged version, newest first."""
 
     def __getitem__(self, number: int) -> bytes:
-        """See `Pages`."""
         if not 1 <= number <= self.count:
             raise Unreadable
         return os.pread(self._descriptor, self._size, (number - 1) * self._size)

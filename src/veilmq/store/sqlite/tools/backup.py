@@ -383,7 +383,7 @@ def _copy(database: Path, part: Path, progress: Progress, is_owner: bool, exactl
         found = last_commit.find(database, source)  # from here on the snapshot is fixed
         if not is_owner:
             cut = own_file.lacks(database, source)
-            if losses := [cut] if cut else last_commit.losses(database, source, found):
+            if losses := [f"{cut}: {redo_file.RESTORE}"] if cut else last_commit.losses(database, source, found):
                 raise NotOurs(losses[0])
         if has_checksums(source):
             # The first page of a file says that pages have checksums, and others may be written before it.

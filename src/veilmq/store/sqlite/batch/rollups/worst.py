@@ -222,7 +222,6 @@ class Worst:
         return self._blocked.get(incarnation)
 
     def set_blocked_bound(self, incarnation: int, since: int) -> None:
-        """See `Worst.set_blocked_bound`."""
         queue = self._queues.by_incarnation.get(incarnation)
         if queue is not None:
             self.note_blocked(queue, since)

@@ -172,6 +172,8 @@ _NOTE: Final = (
 )
 GIVEN_UP: Final = b"lost"
 """What an operator writes into a file to go on without its content."""
+RESTORE: Final = "restore all files of one moment, or see what `veilmq check --repair` brings back"
+"""What to do where files of a server alone do not have all; one of a cluster fills its copy again."""
 
 
 def note_size(connection: apsw.Connection, file_bytes: int) -> None:
@@ -189,7 +191,7 @@ def loss(path: Path, connection: apsw.Connection) -> str | None:
     if not expected or (size is not None and (size >= expected or is_given_up(path))):
         return None
     what = "missing" if size is None else f"cut, to {size} of {expected} bytes"
-    return f"{path} is {what}, and with it the last acknowledged batches before a crash: {_advice(path)}"
+    return f"{path} is {what}, and with it the last acknowledged batches before a crash: {advice(path)}"
 
 
 def is_same_file(path: Path, inode: int | None) -> bool:
@@ -202,20 +204,17 @@ def is_same_file(path: Path, inode: int | None) -> bool:
 
 def ahead(path: Path) -> str:
     """Says that the database is older than the log, and what to do."""
-    return f"what was committed before the first record of {path} is missing: where is veilmq.db-wal? {_advice(path)}"
+    return f"what was committed before the first record of {path} is missing: where is veilmq.db-wal? {advice(path)}"
 
 
 def keyless(path: Path) -> str:
     """Says that the database lacks the key of the log, and what to do."""
-    return f"the table `secret` is empty, so nothing can tell what {path} holds: {_advice(path)}"
+    return f"the table `secret` is empty, so nothing can tell what {path} holds: {advice(path)}"
 
 
-def _advice(path: Path) -> str:
-    word = GIVEN_UP.decode()
-    return (
-        "restore all files of one moment, or see what `veilmq check --repair` brings back;"
-        f" to go on without, say so in it: echo {word} > {path}"
-    )
+def advice(path: Path) -> str:
+    """What to do where the content of one of the files is lost."""
+    return f"{RESTORE}; to go on without, stop the server and say so in it: echo {GIVEN_UP.decode()} > {path}"
 
 
 def is_given_up(path: Path) -> bool:

@@ -34,7 +34,6 @@ from veilmq.store.files import Job, RawFile, write_whole
 from veilmq.store.sqlite.disk import own_file, redo
 from veilmq.store.sqlite.disk.redo import Entry
 from veilmq.store.sqlite.disk.redo import file as redo_file
-from veilmq.store.sqlite.disk.redo.file import GIVEN_UP
 
 _SLOT: Final = struct.Struct("<16sQQQ")
 _CHECKSUM: Final = struct.Struct("<I")
@@ -212,7 +211,7 @@ def _loss(path: Path, noted: Noted, connection: apsw.Connection, missing: Sequen
         return None
     lost = noted.offset - following
     what = f"{lost} events that were committed last are missing, from offset {following} on" if lost > 0 else _NO_EVENT
-    return f"{what}: veilmq.db-wal or {REDO} is damaged, cut, or not of the same moment; {_advice(path)}"
+    return f"{what}: veilmq.db-wal or {REDO} is damaged, cut, or not of the same moment; {redo_file.advice(path)}"
 
 
 def _mixed(database: Path, connection: apsw.Connection, found: Found) -> tuple[str | None, str | None]:
@@ -235,17 +234,10 @@ def _mixed(database: Path, connection: apsw.Connection, found: Found) -> tuple[s
             ), None
         # A checkpoint may have been amid its work: then pages that the file still lacks are in the WAL alone.
         is_given_up = redo_file.is_given_up(committed)
-        return None, None if is_given_up else f"{what}, which may need pages from it; {_advice(committed)}"
+        return None, None if is_given_up else f"{what}, which may need pages from it; {redo_file.advice(committed)}"
     if folded is None or in_file >= folded[2:]:
         return None, None
     return None, (
         f"{database} is an earlier copy, with all before offset {in_file[0]}: it had all before {folded.offset}, and"
-        f" changes between the two may be missing; {_advice(committed)}"
-    )
-
-
-def _advice(path: Path) -> str:
-    return (
-        "restore all files of one moment, or see what `veilmq check --repair` brings back; to go on without, stop the"
-        f" server and say so: echo {GIVEN_UP.decode()} > {path}"
+        f" changes between the two may be missing; {redo_file.advice(committed)}"
     )
