@@ -144,44 +144,18 @@ class LiveQueue:
     def save(self) -> tuple[object, ...]:
         """Everything that a batch can change."""
         return (
-            self.generation,
-            self.modified,
-            self.purged,
-            self.settings,
-            self.plan,
-            self.cursors.copy(),
-            self.ready.copy(),
-            self.visible,
-            self.returned,
-            self.delayed,
-            self.in_flight,
-            self.grouped,
-            self.passed_over,
-            self.handed,
-            self.next_due,
-            self.next_expiry,
-        )
+            self.generation, self.modified, self.purged, self.settings, self.plan, self.cursors.copy(),
+            self.ready.copy(), self.visible, self.returned, self.delayed, self.in_flight, self.grouped,
+            self.passed_over, self.handed, self.next_due, self.next_expiry,
+        )  # fmt: skip
 
     def restore(self, saved: tuple[object, ...]) -> None:
         """Restore what `save` returned."""
         (
-            self.generation,
-            self.modified,
-            self.purged,
-            self.settings,
-            self.plan,
-            self.cursors,
-            self.ready,
-            self.visible,
-            self.returned,
-            self.delayed,
-            self.in_flight,
-            self.grouped,
-            self.passed_over,
-            self.handed,
-            self.next_due,
-            self.next_expiry,
-        ) = saved  # type: ignore[assignment]
+            self.generation, self.modified, self.purged, self.settings, self.plan, self.cursors, self.ready,
+            self.visible, self.returned, self.delayed, self.in_flight, self.grouped, self.passed_over, self.handed,
+            self.next_due, self.next_expiry,
+        ) = saved  # type: ignore[assignment]  # fmt: skip
         if self.groups is not None:
             self.groups.take()
 
