@@ -8,8 +8,8 @@ import apsw
 import msgspec
 import pytest
 from tests.store.redo_stages import killed, started
-from tests.support.contract.stage import TESTER, Stage, bodies, expect
-from tests.support.sqlite import SMALL, store_of
+from tests.support.contract.stage import TESTER, Stage, bodies, expect, sending
+from tests.support.sqlite import SMALL, SqliteFactory, store_of
 
 from veilmq.model.commands import StartMove
 from veilmq.model.instant import SECOND_US
@@ -345,6 +345,26 @@ def test_a_copy_of_another_database_is_refused_beside_it(stage: Stage, tmp_path:
     database.with_name("committed").write_text("lost\n")
     stage.open()
     assert bodies(stage.receive(queue, 10)) == []
+
+
+def test_a_wal_of_another_database_is_refused(stage: Stage, tmp_path: Path) -> None:
+    """It has more events, and those of its own first life fit into a file of the same age."""
+    database = in_the_wal(stage)
+    wal = database.with_name("veilmq.db-wal")
+    whole = wal.read_bytes()
+    for later_us, copies in ((1, 1), (0, 2)):  # at other instants; in other batches
+        other = Stage(SqliteFactory(tmp_path / f"other {copies}", SMALL))
+        other.later(later_us)
+        queue = other.create()
+        store_of(other)._writer.redo.close()
+        for number in range(2 * BATCHES):
+            other.batch([sending(queue, f"theirs {number}")] * copies)
+        shutil.copyfile(killed(other).with_name("veilmq.db-wal"), wal)
+        refused(database, tmp_path)
+        with pytest.raises(NotOurs, match=r"veilmq\.db-wal is of another database; .* echo lost > .*committed"):
+            SqliteStore(database.parent, SMALL)
+    wal.write_bytes(whole)
+    stage.open()
 
 
 @pytest.mark.parametrize("left", ["the log", "nothing"])

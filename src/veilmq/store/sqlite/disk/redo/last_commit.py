@@ -45,6 +45,8 @@ _MAPPED: Final = frozenset({"ext4"})
 """File systems on which a write to a page of the file needs no space."""
 _NO_EVENT: Final = "what was committed last is missing, though no event of the history"
 
+_BATCH: Final = "SELECT offset, count, at FROM history WHERE offset <= ? ORDER BY offset DESC LIMIT 1"
+
 logger = logging.getLogger("veilmq.store")
 
 
@@ -135,23 +137,27 @@ def _slot(noted: Noted) -> bytes:
 
 def read(path: Path, places: tuple[int, int] = _PLACES) -> Noted | None:
     """The newer whole slot; None: there is no such file, or the operator gave up what it knows. Raises OSError."""
+    return next(iter(_newest_first(path, places)), None)
+
+
+def _newest_first(path: Path, places: tuple[int, int]) -> list[Noted]:
     try:
         content = path.read_bytes()
     except FileNotFoundError:
-        return None
+        return []
     found = []
     for place in places:
         slot = content[place : place + _SLOT_BYTES]
         if len(slot) == _SLOT_BYTES and _CHECKSUM.unpack(slot[_SLOT.size :])[0] == crc32(slot[: _SLOT.size]):
             found.append(Noted(*_SLOT.unpack(slot[: _SLOT.size])))
-    return max(found, key=lambda noted: noted.number, default=None)
+    return sorted(found, key=lambda noted: noted.number, reverse=True)
 
 
 class Found(NamedTuple):
     """What lies beside a database, as of one state of it."""
 
-    noted: Noted | None
-    """The last commit that was noted before that state."""
+    noted: list[Noted]
+    """The last commits that were noted before that state, the newest first: at most two."""
     folded: Noted | None
     """The last commit that the database's own file had, as was noted before."""
     missing: list[Entry]
@@ -168,7 +174,7 @@ def find(database: Path, connection: apsw.Connection) -> Found:
     The file is read before: a running server commits on. Raises apsw.Error, msgspec.MsgspecError, OSError.
     """
     committed = database.with_name(COMMITTED)
-    noted, folded = read(committed), read(committed, _FOLDED_PLACES)
+    noted, folded = _newest_first(committed, _PLACES), read(committed, _FOLDED_PLACES)
     return Found(noted, folded, *redo.lacking(database.with_name(REDO), connection))
 
 
@@ -178,8 +184,8 @@ def losses(database: Path, connection: apsw.Connection, found: Found) -> list[st
     apsw.Error, OSError."""
     log, committed = database.with_name(REDO), database.with_name(COMMITTED)
     loss = None
-    if found.noted is not None and not redo_file.is_given_up(log):
-        loss = _loss(committed, found.noted, connection, found.missing)
+    if found.noted and not redo_file.is_given_up(log):
+        loss = _loss(committed, found.noted[0], connection, found.missing) or _strange(committed, found, connection)
     useless, mixed = _mixed(database, connection, found)
     return [reason for reason in (redo_file.loss(log, connection), useless, loss, mixed) if reason is not None]
 
@@ -188,10 +194,9 @@ def ahead_us(connection: apsw.Connection, found: Found) -> int:
     """How far the mark of the lease clock is ahead of the last commit, if that is the same one; else 0."""
     rows: Any = connection.execute("SELECT clock, offset, epoch FROM mark, secret").fetchall()
     ((clock, offset, epoch),) = rows
-    noted = found.noted
-    if noted is None or found.missing or (noted.epoch, noted.offset) != (epoch, offset):
+    if not found.noted or found.missing or (found.noted[0].epoch, found.noted[0].offset) != (epoch, offset):
         return 0
-    return int(clock) - noted.clock
+    return int(clock) - found.noted[0].clock
 
 
 def _loss(path: Path, noted: Noted, connection: apsw.Connection, missing: Sequence[Entry]) -> str | None:
@@ -212,6 +217,20 @@ def _loss(path: Path, noted: Noted, connection: apsw.Connection, missing: Sequen
     lost = noted.offset - following
     what = f"{lost} events that were committed last are missing, from offset {following} on" if lost > 0 else _NO_EVENT
     return f"{what}: veilmq.db-wal or {REDO} is damaged, cut, or not of the same moment; {redo_file.advice(path)}"
+
+
+def _strange(path: Path, found: Found, connection: apsw.Connection) -> str | None:
+    """Whether the history has another batch than the one that was noted last, if that had events."""
+    noted, *before = found.noted
+    if not before or noted.number != before[0].number + 1 or noted.offset == before[0].offset:
+        return None
+    began = before[0].offset
+    row: Any = connection.execute(_BATCH, (began,)).fetchone()
+    # It may be trimmed, or in the redo log alone.
+    if row is None or row[0] + row[1] <= began or row == (began, noted.offset - began, noted.clock):
+        return None
+    what = f"the batch from offset {began} on is another one: veilmq.db-wal is of another database"
+    return f"{what}; {redo_file.advice(path)}"
 
 
 def _mixed(database: Path, connection: apsw.Connection, found: Found) -> tuple[str | None, str | None]:
