@@ -7,7 +7,8 @@ beside the batches. A start, `check` and `backup` compare what they find with th
 
     slot     epoch of the database (16 bytes), number of the write (8), offset (8), clock (8), CRC-32 of these (4)
 
-Two slots, in different sectors, are written alternately: a torn write leaves the other one. Two more say up to which
+Two slots, in different sectors, are written alternately: a torn write leaves the other one. Between two with
+consecutive numbers lies one commit, and a start looks for its batch in the history. Two more slots say up to which
 commit the database's own file goes, once a checkpoint has copied the whole WAL and has synced the file: under a newer
 WAL an older copy of the file is noticed by that.
 
