@@ -11,7 +11,7 @@ from tests.server.conftest import Client
 from veilmq.protocols import Request, Response
 from veilmq.server.http import Limits
 from veilmq.server.http.exchange import Exchange
-from veilmq.server.http.intake import Intake
+from veilmq.server.http.intake import SLICE_BYTES, Intake
 from veilmq.server.logs import LINES_MAX
 from veilmq.testing.for_each import for_each
 
@@ -301,14 +301,17 @@ async def test_unfinished_requests_of_all_together_are_bounded(serve):
 
 
 async def test_input_behind_a_request_that_is_being_answered_makes_room(serve):
-    """The answer is written all the same, and what came behind it is refused after it."""
+    """The answer is written all the same, and what came behind it, later or in one piece with it, is refused after
+    it."""
     port = await serve(limits=quick(held_bytes_max=100_000))
     listener = port.listener
     parked, exchanges = [await port.client() for _ in range(2)], []
-    for client in parked:
-        await client.send(GET)
+    behind = GET + POST + b"Content-Length: 60000\r\n\r\n" + b"b" * 40_000
+    slice_of_input = GET[:-2] + b"X: " + b"v" * (SLICE_BYTES - len(GET) - 5) + b"\r\n\r\n"
+    for client, first, then in zip(parked, (GET, slice_of_input + behind), (behind, b""), strict=True):
+        await client.send(first)
         exchanges.append(await port.next())
-        await client.send(GET + POST + b"Content-Length: 60000\r\n\r\n" + b"b" * 40_000)
+        await client.send(then)
         held_bytes = 40_000 * len(exchanges)
         await port.until(lambda held_bytes=held_bytes: listener.held_bytes > held_bytes)
         began = listener.now

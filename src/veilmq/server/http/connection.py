@@ -178,17 +178,21 @@ class Connection(asyncio.Protocol):
         """Keep input that arrives while a request is being answered."""
         if self.phase >= LINGERING or self._intake.refusal is not None:
             return
-        listener = self._listener
+        self._pending += data
+        self._hold_behind()
+
+    def _hold_behind(self) -> None:
+        """Count the input behind a request that is being answered, and read no more of it than the limits allow."""
+        listener, intake = self._listener, self._intake
+        if intake.ready or self._pending or intake.in_body or intake.refusal is not None:
+            self._leftover = True
         if self.phase == HANDLER and not self._held_bytes:
             self._since = listener.now
-        self._pending += data
-        self._leftover = True
-        self._hold(self._intake.fed_bytes + len(self._pending))
+        self._hold(intake.fed_bytes + len(self._pending))
         limits = listener.limits
         if self.stranger and listener.held_bytes > limits.held_bytes_max:
             self.turn_out()
-            return
-        if len(self._pending) > limits.pipeline_bytes_max or listener.held_bytes > limits.held_bytes_max:
+        elif len(self._pending) > limits.pipeline_bytes_max or listener.held_bytes > limits.held_bytes_max:
             self._reading_paused = True
             self._transport.pause_reading()
 
@@ -213,6 +217,8 @@ class Connection(asyncio.Protocol):
                     return
                 turns -= 1
                 if not self._hand_over(*intake.ready.popleft()):
+                    if self.phase < LINGERING:
+                        self._hold_behind()
                     return
             if intake.refusal is not None:
                 self._refuse(intake.refusal)
@@ -242,11 +248,6 @@ class Connection(asyncio.Protocol):
         if exchange.answered:
             return self.phase == HANDLER
         self.deadline = inf
-        intake = self._intake
-        if intake.ready or self._pending or intake.in_body or intake.refusal is not None:
-            self._leftover = True
-        if self._held_bytes:
-            self._hold(intake.fed_bytes + len(self._pending))
         return False
 
     def _await_input(self) -> None:
