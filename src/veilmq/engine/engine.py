@@ -164,17 +164,17 @@ class Engine:
         messages, watches = 0, bool(self._gone or self._impatient or self.unread.near)
         while pending and messages < self._batch_max:
             call = pending.popleft()
-            alone = apart and type(call.commands[0]) is Sweep
-            if alone and calls:
-                pending.appendleft(call)  # and its duration says nothing about other commands
+            if apart and type(call.commands[0]) is Sweep:  # its duration says nothing about other commands
+                if calls:
+                    pending.appendleft(call)
+                else:
+                    calls, commands, messages = [call], [*call.commands], call.messages
                 break
             if watches and self._passes_over(call, now):
                 continue
             calls.append(call)
             commands += call.commands
             messages += call.messages
-            if alone:
-                break
         self._pending_messages = sum(call.messages for call in pending)
         self._batch_messages = 0 if len(calls) == 1 and calls[0].ticket is None else messages
         if not calls and self._credits:

@@ -146,6 +146,8 @@ def _redrive_targets(command: CreateQueue | ChangeQueue) -> tuple[QueueKey | Non
 
 _OF_ENTRIES: Final = frozenset({Send, Delete, Extend})
 """Commands of which a request may have several, for one queue."""
+_OF_MESSAGES: Final = frozenset({Peek, Receive})
+"""Commands whose answers have messages."""
 _TARGETS: Final[dict[type, Callable[[Any], tuple[QueueKey | None, ...]]]] = {
     CreateQueue: _redrive_targets,
     ChangeQueue: _redrive_targets,
@@ -314,11 +316,12 @@ class Port:
         shell = self.shell
         commands = call.commands
         first = commands[0]
+        kind = type(first)
         if self._aliases:
             call_by_own_names(commands, self._aliases)
         protocol = first.origin.protocol  # type: ignore[union-attr]  # what has none is no client's to ask
         counts = self.commands if protocol == self.name else self.others.setdefault(protocol, Counter())
-        counts[type(first)] += len(commands)
+        counts[kind] += len(commands)
         if call.key.grants is not EVERYTHING:
             action = denied_action(call.key, commands)
             if action is not None:
@@ -332,15 +335,14 @@ class Port:
             if type(last) is ListQueues or type(last) is ListTopics:
                 last.granted = call.key.patterns(ACTIONS[type(last)])
         conversation = self.conversation(self, exchange, call, commands)
-        if type(first) is Peek:
-            exchange.account = first.queue.account
-            query = asyncio.ensure_future(self._query(conversation, first))
-            self._queries.add(query)
-            query.add_done_callback(self._queries.discard)
-            return
-        if type(first) is Receive:
-            exchange.account = first.queue.account
-            if first.wait_us != 0:
+        if kind in _OF_MESSAGES:
+            exchange.account = first.queue.account  # type: ignore[union-attr]  # both have a queue
+            if type(first) is Peek:
+                query = asyncio.ensure_future(self._query(conversation, first))
+                self._queries.add(query)
+                query.add_done_callback(self._queries.discard)
+                return
+            if type(first) is Receive and first.wait_us != 0:
                 exchange.on_gone = conversation.gone
                 self.waiting.add(conversation)
                 exchange.request.body = b""  # it may have megabytes, which nobody needs while the receive waits

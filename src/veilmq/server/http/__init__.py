@@ -96,17 +96,17 @@ class Answers:
     def write(self, response: Response, flags: int) -> bytes:
         """The whole response. Raises ValueError if a header contains a line break."""
         status = response.status
-        prefix = self._prefixes.get((status, response.content_type, response.phrase))
-        if prefix is None:
-            prefix = self._prefix(status, response.content_type, response.phrase)
+        start = status, response.content_type, response.phrase
+        prefix = self._prefixes.get(start) or self._prefix(*start)
         own = response.headers
         if len(own) == 1:
             ((name, value),) = own
-            begin = self._begins.get(name) or self._begin(name)
-            fields = begin + value
+            fields = (self._begins.get(name) or self._begin(name)) + value
+            broken = b"\n" in value or b"\r" in value
         else:
             fields = b"".join([b"\r\n%b: %b" % pair for pair in own])
-        if fields.count(b"\n") != len(own) or fields.count(b"\r") != len(own):
+            broken = fields.count(b"\n") != len(own) or fields.count(b"\r") != len(own)
+        if broken:
             raise ValueError(f"line break in a header of an answer: {own!r}")
         if flags:
             fields += _CONNECTION[flags & 3]
@@ -116,6 +116,8 @@ class Answers:
         return b"".join((prefix, b"%d" % len(body), fields, b"\r\n\r\n", b"" if flags & HEAD else body))
 
     def _begin(self, name: bytes) -> bytes:
+        if b"\n" in name or b"\r" in name:
+            raise ValueError(f"line break in the name of a header of an answer: {name!r}")
         begin = self._begins[name] = b"\r\n%b: " % name
         return begin
 
