@@ -30,6 +30,8 @@ __all__ = ["Call", "Codec", "Endpoint"]
 _ACCOUNTS_MAX: Final = 4_096
 _JSON: Final = Form.JSON  # an enum's member costs a search of its class each time
 _QUERY: Final = Form.QUERY
+_REQUEST_ID: Final = b"x-amzn-RequestId"
+"""The header of every response."""
 _EXPOSED: Final = b"x-amzn-RequestId,x-amzn-query-error,Date"
 _ALLOWED_HEADERS: Final = (
     b"authorization,content-type,x-amz-date,x-amz-target,x-amz-security-token,x-amz-content-sha256,x-amz-user-agent,"
@@ -80,7 +82,7 @@ class Codec:
 
         `wall` is for signatures and policies; `arrived`, on the lease clock, is when the server began to read it.
         """
-        target = request.headers.get(b"x-amz-target")
+        endpoint, target = self._endpoint, request.headers.get(b"x-amz-target")
         form = _JSON if target in json_form.KNOWN else form_of(request)
         try:
             if request.method == "POST":
@@ -92,18 +94,18 @@ class Codec:
             elif not request.query and (form is not _JSON or target is None):
                 raise query_form.nothing_asked()  # before any signature: a browser that opens a queue's URL has none
             caller = self._verifier.verify(request, wall)
-            asked = Asked(request, caller, arrived, self._endpoint)
+            asked = Asked(request, caller, arrived, endpoint)
             if self._throttle is not None and not self._throttle.takes(caller.key.account, arrived):
                 raise Refusal(errors.REQUEST_THROTTLED, "The request was denied due to request throttling.")
             if form is _JSON:
                 row, given = json_form.read(target or b"", request.body)
             else:
-                row, given = query_form.read(request, self._endpoint)
+                row, given = query_form.read(request, endpoint)
             commands, memo = row.plan(asked, given)
-            call = Call(row.name, caller.key, commands, row, form, memo, request, self._endpoint)
+            call = Call(row.name, caller.key, commands, row, form, memo, request, endpoint)
             if row.before is not None:
                 call = row.before(call)
-            if asked.foreign is not None or not commands or self._endpoint.kms_faults or self._endpoint.guarded:
+            if asked.foreign is not None or not commands or endpoint.kms_faults or endpoint.guarded:
                 call = authorized(asked, call, wall)
         except Refusal as refusal:
             return self._refused(refusal, form, request)
@@ -138,7 +140,7 @@ class Codec:
             fault = Fault("ServiceUnavailable", errors.SERVICE_UNAVAILABLE.shape, status, sender=status < 500)
         refusal = Refusal(fault, reason)
         if request is None:
-            return query_answers.write_refusal(refusal, Form.QUERY, request_id, request_id_header(request_id))
+            return query_answers.write_refusal(refusal, Form.QUERY, request_id, ((_REQUEST_ID, request_id.encode()),))
         if status == 413 and (target := request.headers.get(b"x-amz-target", b"")) in errors.TOO_LARGE:
             fault, text = errors.TOO_LARGE[target]
             refusal = Refusal(fault, f"{text} {reason}.")
@@ -163,7 +165,7 @@ class Codec:
         return query_answers.write_refusal(refusal, form, request.request_id, headers)
 
     def _headers(self, request: Request) -> json_form.Headers:
-        headers = request_id_header(request.request_id)
+        headers: json_form.Headers = ((_REQUEST_ID, request.request_id.encode()),)
         if self._origins:
             origin = request.headers.get(b"origin")
             if origin is not None and self._allows(origin):
@@ -193,11 +195,6 @@ class Codec:
                 (b"access-control-max-age", _PREFLIGHT_SECONDS),
             ),
         )
-
-
-def request_id_header(request_id: str) -> json_form.Headers:
-    """The request id header of every response."""
-    return ((b"x-amzn-RequestId", request_id.encode()),)
 
 
 def form_of(request: Request) -> Form:

@@ -61,13 +61,23 @@ def read(target: bytes, body: bytes) -> tuple[Operation, Any]:
         raise Refusal(errors.INVALID_ACTION, f"The action {name} is not valid for this endpoint.")
     row, decoder = found
     try:
-        return row, _decoded(row, decoder, body or b"{}")
+        return row, decoder.decode(body or b"{}")
+    except (ValueError, RecursionError) as wrong:
+        if isinstance(wrong, msgspec.ValidationError):
+            raise _misfit(row, target, wrong) from None
+        tree = _repaired(row, body, wrong)
+    try:
+        return row, msgspec.convert(tree, row.input_type)
     except msgspec.ValidationError as wrong:
-        words = _misfit(str(wrong)) if target.startswith(TARGETS[0]) else None
-        raise Refusal(errors.MALFORMED_INPUT, words or f"The request does not fit {row.name}: {wrong}") from None
+        raise _misfit(row, target, wrong) from None
 
 
-def _misfit(wrong: str) -> str | None:
+def _misfit(row: Operation, target: bytes, wrong: msgspec.ValidationError) -> Refusal:
+    words = _words_of(str(wrong)) if target.startswith(TARGETS[0]) else None
+    return Refusal(errors.MALFORMED_INPUT, words or f"The request does not fit {row.name}: {wrong}")
+
+
+def _words_of(wrong: str) -> str | None:
     """The message in AWS's words, with the place; None if AWS has none."""
     found = _MISFIT.fullmatch(wrong)
     if found is None:
@@ -76,21 +86,16 @@ def _misfit(wrong: str) -> str | None:
     return words and words + found["place"]
 
 
-def _decoded(row: Operation, decoder: "msgspec.json.Decoder[Any]", body: bytes) -> Any:
-    """Raises ValidationError; Refusal for invalid JSON."""
+def _repaired(row: Operation, body: bytes, wrong: Exception) -> Any:
+    """The body as a tree without half pairs. Raises Refusal if anything else is wrong with it."""
     try:
-        return decoder.decode(body)
-    except msgspec.ValidationError:
-        raise
-    except (ValueError, RecursionError) as wrong:
-        try:
-            body.decode()
-        except UnicodeDecodeError:  # for msgspec itself this is a DecodeError since 0.23
-            raise Refusal(errors.MALFORMED_INPUT, "The body is not UTF-8.") from None
-        tree = replaced_half_pairs(row.name, body)
-        if tree is None:
-            raise Refusal(errors.MALFORMED_INPUT, f"The body is not valid JSON: {wrong}") from None
-    return msgspec.convert(tree, row.input_type)
+        body.decode()
+    except UnicodeDecodeError:  # for msgspec itself this is a DecodeError since 0.23
+        raise Refusal(errors.MALFORMED_INPUT, "The body is not UTF-8.") from None
+    tree = replaced_half_pairs(row.name, body)
+    if tree is None:
+        raise Refusal(errors.MALFORMED_INPUT, f"The body is not valid JSON: {wrong}") from None
+    return tree
 
 
 def write(result: Result, headers: Headers) -> Response:
