@@ -7,7 +7,7 @@ managing access in Amazon SQS" (cross-account permissions) in the SQS Developer 
 IAM User Guide.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -94,10 +94,16 @@ def authorized(asked: Asked, call: Call, wall: Instant) -> Call:
         if not questions or _unlocks(call):
             return call
     commands = tuple(DescribeQueue(queue=each.queue, origin=asked.caller.origin) for each in questions)
+    return reads_first(call, commands, _answer, _Held(call, asked, questions, wall))
+
+
+def reads_first(
+    call: Call, commands: tuple[DescribeQueue, ...], answer: Callable[[Call, Sequence[Outcome]], Call], memo: Any
+) -> Call:
+    """A call that reads, in the server's own right, what this one depends on. answer: makes the call that follows."""
+    row = Operation("ReadsFirst", AnyInput, lambda asked, given: ((), None), answer)
     key = msgspec.structs.replace(call.key, grants=EVERYTHING)
-    return msgspec.structs.replace(
-        call, key=key, commands=commands, row=_JUDGE, memo=_Held(call, asked, questions, wall)
-    )
+    return msgspec.structs.replace(call, key=key, commands=commands, row=row, memo=memo)
 
 
 def _questions(call: Call, guarded: Iterable[QueueKey]) -> Iterator[_Question]:
@@ -180,9 +186,6 @@ def _check(held: _Held, question: _Question, info: QueueInfo) -> None:
     if decision is Decision.DENIED or (held.asked.foreign is not None and decision is Decision.SILENT):
         raise _denied(held.call, question, decision)
     _check_key(held, info)
-
-
-_JUDGE: Final = Operation("Judge", AnyInput, lambda asked, given: ((), None), _answer)
 
 
 def _policy(info: QueueInfo) -> dict[str, Any] | None:

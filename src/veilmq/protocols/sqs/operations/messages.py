@@ -17,21 +17,19 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Final, NamedTuple, cast
 
-import msgspec
-
 from veilmq.model.commands import AfterExpiry, AnyCommand, Delete, DescribeQueue, Extend, Origin, Receive, Send
 from veilmq.model.errors import LeaseError, LeaseExpired, MessageGone, MessageTooLarge, ParameterInvalid, VeilError
 from veilmq.model.instant import SECOND_US
 from veilmq.model.messages import NO_EXTRAS, REPORT_HEADER, Attribute, Extras, Report, id_text, is_plain, read_header
 from veilmq.model.outcomes import Outcome, QueueDescribed, Received, Sent
-from veilmq.model.settings.access import EVERYTHING, Action
+from veilmq.model.settings.access import Action
 from veilmq.model.settings.queue import QueueKey
 from veilmq.protocols.sqs import errors, forms, limits
 from veilmq.protocols.sqs.addresses import is_fifo
-from veilmq.protocols.sqs.call import Asked, Call, Entry, Operation, Plan, check_whole, failed, plan_entries, sole
+from veilmq.protocols.sqs.auth.authorize import reads_first
+from veilmq.protocols.sqs.call import Asked, Call, Entry, Plan, check_whole, failed, plan_entries, sole
 from veilmq.protocols.sqs.errors import Refusal, fault_of, invalid_value, missing
 from veilmq.protocols.sqs.forms import (
-    AnyInput,
     ChangeMessageVisibilityBatchInput,
     ChangeMessageVisibilityInput,
     DeleteEntry,
@@ -184,9 +182,8 @@ def asked_first(call: Call) -> Call:
         return call
     command = call.commands[0]
     assert isinstance(command, Send)
-    question = DescribeQueue(queue=command.queue, origin=command.origin)
-    key = msgspec.structs.replace(call.key, grants=EVERYTHING)
-    return msgspec.structs.replace(call, key=key, commands=(question,), row=_IDENTITIES, memo=call)
+    described = DescribeQueue(queue=command.queue, origin=command.origin)
+    return reads_first(call, (described,), _answer_identities, call)
 
 
 def _answer_identities(call: Call, outcomes: Sequence[Outcome]) -> Call:
@@ -200,9 +197,6 @@ def _answer_identities(call: Call, outcomes: Sequence[Outcome]) -> Call:
     ):
         raise Refusal(errors.INVALID_PARAMETER_VALUE, errors.NO_IDENTITY)
     return batch
-
-
-_IDENTITIES: Final = Operation("Identities", AnyInput, lambda asked, given: ((), None), _answer_identities)
 
 
 def _send(given: MessageInput, queue: QueueKey, fifo: bool, origin: Origin, trace: bytes | None) -> Send:

@@ -10,7 +10,7 @@ of all the queue's attributes").
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -18,16 +18,14 @@ from veilmq.model.commands import ChangeQueue, CreateQueue, DeleteQueue, Describ
 from veilmq.model.errors import QueueExists, QueueMissing, RedriveRefused, VeilError
 from veilmq.model.instant import SECOND_US
 from veilmq.model.outcomes import Outcome, QueueChanged, QueueCreated, QueueDescribed, QueuesListed
-from veilmq.model.settings.access import EVERYTHING
 from veilmq.model.settings.queue import QueueKey
 from veilmq.protocols.sqs import errors, forms, limits
 from veilmq.protocols.sqs.addresses import is_queue_name, queue_url, url_start
 from veilmq.protocols.sqs.attributes import attributes_of, checked_names, settings_change, spelled_as
-from veilmq.protocols.sqs.auth.authorize import note
-from veilmq.protocols.sqs.call import Asked, Call, Operation, Plan, sole
+from veilmq.protocols.sqs.auth.authorize import note, reads_first
+from veilmq.protocols.sqs.call import Asked, Call, Plan, sole
 from veilmq.protocols.sqs.errors import Refusal, fault_of, invalid_value, missing, redrive_refused
 from veilmq.protocols.sqs.forms import (
-    AnyInput,
     CreateQueueInput,
     GetQueueAttributesInput,
     GetQueueUrlInput,
@@ -258,9 +256,8 @@ def compared(call: Call, outcomes: Sequence[Outcome]) -> Call | None:
     assert isinstance(command, CreateQueue)
     if not isinstance(outcome, QueueExists) or outcome.setting not in command.change.get("labels", ()):
         return None
-    question = DescribeQueue(queue=command.queue, origin=command.origin)
-    key = msgspec.structs.replace(call.key, grants=EVERYTHING)
-    return msgspec.structs.replace(call, key=key, commands=(question,), row=_MEET, memo=_Held(call, outcome))
+    described = DescribeQueue(queue=command.queue, origin=command.origin)
+    return reads_first(call, (described,), _answer, _Held(call, outcome))
 
 
 def _answer(call: Call, outcomes: Sequence[Outcome]) -> Call:
@@ -274,6 +271,3 @@ def _answer(call: Call, outcomes: Sequence[Outcome]) -> Call:
             again = msgspec.structs.replace(command, change=command.change | {"labels": spelled})
             return msgspec.structs.replace(held.call, commands=(again,))
     raise fault_of(held.refused, command)
-
-
-_MEET: Final = Operation("Meet", AnyInput, lambda asked, given: ((), None), _answer)
