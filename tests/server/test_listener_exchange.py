@@ -108,19 +108,22 @@ async def test_the_next_handler_does_not_run_inside_respond(serve):
 
 async def test_a_long_burst_lets_other_connections_have_their_turn(serve):
     order: list[bytes] = []
+    held_bytes: list[int] = []
 
     def record(request: Request, exchange: Exchange) -> None:
         order.append(request.path)
+        held_bytes.append(port.listener.held_bytes)
         echo(request, exchange)
 
     port = await serve(record, limits={"pipeline_requests_max": 4})
     greedy, modest = await port.client(), await port.client()
-    greedy.writer.write(GET * 100)
+    greedy.writer.write(GET * 1000)
     modest.writer.write(b"GET /modest HTTP/1.1\r\nHost: h\r\n\r\n")
-    for _ in range(100):
+    for _ in range(1000):
         await greedy.answer()
     await modest.answer()
     assert order.index(b"/modest") < 90
+    assert max(held_bytes) > 10_000
 
 
 async def test_pipelined_input_is_held_only_up_to_a_bound(serve):

@@ -182,7 +182,7 @@ class Connection(asyncio.Protocol):
         self._hold_behind()
 
     def _hold_behind(self) -> None:
-        """Count the input behind a request that is being answered, and read no more of it than the limits allow."""
+        """Count the input behind requests that come first, and read no more of it than the limits allow."""
         listener, intake = self._listener, self._intake
         if intake.ready or self._pending or intake.in_body or intake.refusal is not None:
             self._leftover = True
@@ -214,6 +214,7 @@ class Connection(asyncio.Protocol):
                     self.phase = HANDLER
                     self.deadline = inf
                     self._listener.loop.call_soon(self._advance_later)
+                    self._hold_behind()
                     return
                 turns -= 1
                 if not self._hand_over(*intake.ready.popleft()):
