@@ -97,6 +97,13 @@ class Speechless(Codec):
         raise ValueError("no text has this form")
 
 
+class Aimless(Codec):
+    """What is to follow a call has no command."""
+
+    def encode(self, call: Call, outcomes: Sequence[Outcome]) -> Response | Call:
+        return msgspec.structs.replace(call, commands=())
+
+
 @asynccontextmanager
 async def connected(
     path: Path, codec: Callable[[DevelopmentKeyring, Endpoint], Any], origins: Sequence[str] | None = ()
@@ -130,14 +137,19 @@ async def taken(shell: Shell) -> list[str]:
 RECEIVE = b"Action=ReceiveMessage&QueueUrl=/000000000000/jobs"
 
 
-async def receive_in_vain(path: Path) -> list[str]:
+async def receive_in_vain(path: Path, codec: type[Codec] = Speechless) -> list[str]:
     """A request whose answer cannot be written; what the next receive gets."""
-    async with connected(path, Speechless) as (shell, _, _, reader, writer):
+    async with connected(path, codec) as (shell, _, _, reader, writer):
         await shell.call(sending(QUEUE, "work"))
         ask(writer, RECEIVE)
         assert (await reader.read()).startswith(b"HTTP/1.1 500 ")
         writer.close()
         return await taken(shell)
+
+
+async def receive_and_fail(path: Path) -> list[str]:
+    """A request that cannot go on; what the next receive gets."""
+    return await receive_in_vain(path, Aimless)
 
 
 async def hang_up(path: Path) -> list[str]:
@@ -155,7 +167,7 @@ async def hang_up(path: Path) -> list[str]:
         return await taken(shell)
 
 
-@for_each("play", [wait_and_go, take_and_go, receive_in_vain, hang_up])
+@for_each("play", [wait_and_go, take_and_go, receive_in_vain, receive_and_fail, hang_up])
 def test_a_caller_that_goes_takes_nothing_with_it(
     tmp_path: Path, play: Callable[[Path], Coroutine[Any, Any, list[str]]]
 ) -> None:

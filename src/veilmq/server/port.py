@@ -444,13 +444,13 @@ class Conversation:
                 return
         try:
             response = self._port.codec.encode(self._call, outcomes)
+            if type(response) is not Response:
+                self._port.proceed(response, exchange, self._port.shell.now())
+                return
         except Exception:  # the request's edge: a failed response must not stop the others
             logger.exception("a request could not be answered", extra={"request": exchange.request.request_id})
             exchange.respond(self._port.codec.failure(exchange.request))
             self._release(outcomes)
-            return
-        if type(response) is not Response:
-            self._port.proceed(response, exchange, self._port.shell.now())
             return
         if not exchange.respond(response):
             self._release(outcomes)
