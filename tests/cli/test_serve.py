@@ -557,6 +557,8 @@ def test_help_and_version(veilmq: Any) -> None:
     for arguments, told in (
         (["--help"], "Exit codes"),
         (["serve", "--help"], "--tls-cert"),
+        (["serve", "--help"], "\nPorts:\n  --sqs HOST:PORT  "),
+        (["work", "--help"], "\nLeases:\n  --lease TIME  "),
         (["--help"], "Commands:\n  serve       Serve queues over SQS, Azure Queue Storage and MNS until SIGTERM\n"),
         (["--version"], "veilmq "),
     ):

@@ -8,10 +8,7 @@ the ones on a directory are in directory.py.
 
 import os
 import sys
-from collections.abc import Callable
-from contextlib import suppress
-from functools import cache, partial
-from math import inf
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -28,6 +25,7 @@ except ModuleNotFoundError as error:
 from veilmq.cli.cluster import register as register_cluster
 from veilmq.cli.doctor import next_steps
 from veilmq.cli.doctor import register as register_doctor
+from veilmq.cli.help import adapt
 from veilmq.cli.history import register as register_history
 from veilmq.cli.migrate import register as register_migrate
 from veilmq.cli.pipeline import register as register_pipeline
@@ -105,33 +103,8 @@ def _command() -> Any:
     """All commands, ready to run. They take 20 ms to build, and a process may run several."""
     command: Any = typer.main.get_command(application())
     command.commands = dict(sorted(command.commands.items(), key=lambda named: _PLACES.get(named[0], len(_PLACES))))
-    _adapt(command)
+    adapt(command)
     return command
-
-
-_NUMBERS: Final = {"int": "whole number", "int range": "whole number", "float": "number", "float range": "number"}
-"""What typer calls the types of numbers in its errors, and what people call them."""
-
-
-def _adapt(command: Any) -> None:
-    """Name numbers as people do, and list commands with their whole first sentence, where typer would cut it."""
-    first = " ".join((command.help or "").partition("\n\n")[0].split()).partition(". ")[0]
-    command.short_help = first.removesuffix(".") + "."
-    for each in command.params:
-        if each.type.name.endswith(" range"):
-            each.type.convert = partial(_in_range, each.type.convert, each.type.min, each.type.max)
-        each.type.name = _NUMBERS.get(each.type.name, each.type.name)
-    for below in getattr(command, "commands", {}).values():
-        _adapt(below)
-
-
-def _in_range(convert: Callable[..., Any], least: int, most: int | None, text: Any, option: Any, context: Any) -> Any:
-    """What typer makes of a number. Raises Failure, in the words of other options, for one that is out of range."""
-    with suppress(ValueError):  # no number: typer says so
-        if not least <= float(text) <= (inf if most is None else most):
-            expected = f"at least {least}" if most is None else f"{least} to {most}"
-            raise Failure(Exit.USAGE, f"{option.opts[-1]}: expected {expected}, not {text}")
-    return convert(text, option, context)
 
 
 def main() -> None:

@@ -137,17 +137,15 @@ def takes_settings(command: Callable[[dict[str, Any]], None], *more: inspect.Par
 def _parameter(field: Field) -> inspect.Parameter:
     default = _shown_default(field.default)
     text = field.help + (f" [default: {default}]" if default else "")
-    annotation: Any
+    names = flag(field.name)
+    kind: Any = str
     if field.type is bool:
-        both = f"{flag(field.name)}/--no-{field.name.replace('_', '-')}"
-        annotation = Annotated[bool | None, typer.Option(both, help=text, show_default=False)]
+        names, kind = f"{names}/--no-{field.name.replace('_', '-')}", bool
     elif field.listed:
-        repeated = f"{text} May be repeated."
-        option = typer.Option(flag(field.name), metavar=field.metavar, help=repeated, show_default=False)
-        annotation = Annotated[list[str] | None, option]
-    else:
-        option = typer.Option(flag(field.name), metavar=field.metavar, help=text, show_default=False)
-        annotation = Annotated[str | None, option]
+        text, kind = f"{text} May be repeated.", list[str]
+    metavar = None if kind is bool else field.metavar
+    option = typer.Option(names, metavar=metavar, help=text, show_default=False, rich_help_panel=field.group)
+    annotation = Annotated[kind | None, option]
     return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 

@@ -132,25 +132,25 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Raises SettingInvalid if the values contradict each other. The text of each field is its help."""
 
     data: Annotated[Path, Meta(description="The data directory; made if it is missing.")] = Path("veilmq-data")
+    queues: Annotated[
+        Path | None, Meta(description="Queues to create at start: TOML, or ElasticMQ's queues {} in a .conf file.")
+    ] = None
+    reserve_bytes: Annotated[
+        Bytes, Meta(description="Kept back on disk, so that receives and deletes go on when it is full.")
+    ] = 64 * MIB
+    floor_bytes: Annotated[
+        Bytes, Meta(description="Sends are refused below this much free disk (or below 2 % of it, if less).")
+    ] = 256 * MIB
+    cache_bytes: Annotated[Bytes, Meta(description="Memory for database pages.")] = 64 * MIB
     sqs: Annotated[Address, Meta(description="Address of the port for Amazon SQS.")] = Address("127.0.0.1", 9324)
     azure: Annotated[Address, Meta(description="Address for Azure Queue Storage.")] = Address("127.0.0.1", 10001)
     mns: Annotated[Address, Meta(description="Address for Alibaba Cloud MNS.")] = Address("127.0.0.1", 9326)
     admin: Annotated[Address, Meta(description="Where health, metrics and /api/v1 are served.")] = Address(
         "127.0.0.1", 9325
     )
-    credentials: Annotated[
-        Path | None, Meta(description="Accounts, keys and grants (TOML, mode 0600). Without: development mode.")
-    ] = None
-    queues: Annotated[
-        Path | None, Meta(description="Queues to create at start: TOML, or ElasticMQ's queues {} in a .conf file.")
-    ] = None
     external_url: Annotated[
         str | None, Meta(description="The start of queue URLs, instead of the address that the client used.")
     ] = None
-    dev_host: Annotated[
-        tuple[str, ...],
-        Meta(description="Development mode: host names for clients in a private network: elasticmq,azurite."),
-    ] = ()
     base_domain: Annotated[
         str | None, Meta(description="sqs.<region>.<this name> names the region, in the Host header and in queue URLs.")
     ] = None
@@ -158,16 +158,23 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Literal["dynamic", "standard", "path"],
         Meta(description="Regions in queue URLs: as addressed; sqs.<region>.<base domain>; or /queue/<region>/..."),
     ] = "dynamic"
-    tls_cert: Annotated[Path | None, Meta(description="PEM certificate chain; TLS on every port.")] = None
-    tls_key: Annotated[Path | None, Meta(description="PEM key of the certificate, without a passphrase.")] = None
-    insecure: Annotated[bool, Meta(description="Allow addresses beyond loopback without TLS.")] = False
-    cors_origins: Annotated[
-        tuple[str, ...], Meta(description="Origins of web pages that may call SQS, with commas between; * for all.")
-    ] = ()
-    console_hosts: Annotated[
+    trusted_proxy: Annotated[
+        bool, Meta(description="Believe X-Forwarded-Proto, -Host and -For: only behind a proxy that sets them.")
+    ] = False
+    credentials: Annotated[
+        Path | None, Meta(description="Accounts, keys and grants (TOML, mode 0600). Without: development mode.")
+    ] = None
+    dev_host: Annotated[
         tuple[str, ...],
-        Meta(description="Host names of the admin port under which the console answers, with commas between."),
+        Meta(description="Development mode: host names for clients in a private network: elasticmq,azurite."),
     ] = ()
+    azure_issuer: Annotated[
+        str | None, Meta(description="`iss` of the bearer tokens that Azure clients may come with.")
+    ] = None
+    azure_issuer_keys: Annotated[
+        Path | None, Meta(description="The issuer's public keys (a JSON Web Key Set); read again when it changes.")
+    ] = None
+    azure_audience: Annotated[str | None, Meta(description="`aud` taken beside https://storage.azure.com.")] = None
     admin_bodies: Annotated[
         bool,
         Meta(description="Whether anybody may read bodies of messages at the admin port; a backup still has them."),
@@ -175,45 +182,52 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     console_bodies: Annotated[
         bool, Meta(description="Whether the console shows bodies of messages and searches in them.")
     ] = True
+    console_hosts: Annotated[
+        tuple[str, ...],
+        Meta(description="Host names of the admin port under which the console answers, with commas between."),
+    ] = ()
+    cors_origins: Annotated[
+        tuple[str, ...], Meta(description="Origins of web pages that may call SQS, with commas between; * for all.")
+    ] = ()
     push_allow: Annotated[
         tuple[str, ...],
         Meta(description="Networks beyond public ones that pushes may go to, with commas between, say 10.0.0.0/8."),
     ] = ()
-    trusted_proxy: Annotated[
-        bool, Meta(description="Believe X-Forwarded-Proto, -Host and -For: only behind a proxy that sets them.")
-    ] = False
-    cooldowns: Annotated[
-        bool,
-        Meta(description="Refuse to create a deleted queue for 60 s (Azure: 30 s), and to purge twice in 60 s (SQS)."),
-    ] = True
-    requests_per_second_max: Annotated[
-        Bytes, Meta(description="Requests of one account to SQS; beyond, RequestThrottled. 0: no bound.")
-    ] = 0
-    azure_issuer: Annotated[
-        str | None, Meta(description="`iss` of the bearer tokens that Azure clients may come with.")
-    ] = None
-    azure_issuer_keys: Annotated[
-        Path | None, Meta(description="The issuer's public keys (a JSON Web Key Set); read again when it changes.")
-    ] = None
-    azure_audience: Annotated[str | None, Meta(description="`aud` that is taken beside https://storage.azure.com.")] = (
-        None
-    )
+    tls_cert: Annotated[Path | None, Meta(description="PEM certificate chain; TLS on every port.")] = None
+    tls_key: Annotated[Path | None, Meta(description="PEM key of the certificate, without a passphrase.")] = None
+    insecure: Annotated[bool, Meta(description="Allow addresses beyond loopback without TLS.")] = False
     type_attribute: Annotated[
         str, Meta(description="The message attribute that names a message's type, for plans and the history.")
     ] = TYPE_ATTRIBUTE
     type_pointer: Annotated[
         str | None, Meta(description="Where the body, if it is JSON, has its type: a JSON pointer such as /type.")
     ] = None
+    cooldowns: Annotated[
+        bool,
+        Meta(description="Refuse to create a deleted queue for 60 s (Azure: 30 s), and to purge twice in 60 s (SQS)."),
+    ] = True
     simulate: Annotated[
         tuple[str, ...],
         Meta(
             description="For tests, with commas between: disorder=N, kms-fault=KEY=FAULT, push-header-case=documented."
         ),
     ] = ()
-    log_format: Annotated[Literal["human", "json"], Meta(description="How log lines are written to stderr.")] = "human"
-    log_level: Annotated[
-        Literal["debug", "info", "warning", "error"], Meta(description="The least level that is logged.")
-    ] = "info"
+    clock_step_s_max: Annotated[
+        Annotated[int, Meta(ge=60, le=100 * 366 * 86_400)],
+        Meta(description="If a start finds the clock further ahead than this, nothing expires by that until accepted."),
+    ] = 3600
+    requests_per_second_max: Annotated[
+        Bytes, Meta(description="Requests of one account to SQS; beyond, RequestThrottled. 0: no bound.")
+    ] = 0
+    queues_per_account_max: Annotated[
+        AtLeast1, Meta(description="Queues of one account, push subscriptions among them; beyond, none is created.")
+    ] = 100_000
+    topics_per_account_max: Annotated[AtLeast1, Meta(description="Topics of an account; beyond, none is created.")] = (
+        100_000
+    )
+    subscriptions_per_account_max: Annotated[
+        AtLeast1, Meta(description="Subscriptions of one account to its topics; beyond, none is added.")
+    ] = 100_000
     parked_max: Annotated[AtLeast1, Meta(description="Receives that may wait at a time.")] = 20_000
     parked_per_account_max: Annotated[AtLeast1, Meta(description="Receives of one account that may wait.")] = 10_000
     parked_per_queue_max: Annotated[AtLeast1, Meta(description="Receives of one queue that may wait.")] = 5_000
@@ -229,15 +243,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     body_deadline_s: Annotated[Seconds, Meta(description="For its body to arrive; a long one gets more.")] = 60.0
     answer_deadline_s: Annotated[Seconds, Meta(description="For a client to read an answer.")] = 30.0
     idle_s: Annotated[Seconds, Meta(description="How long a connection without a request stays open.")] = 75.0
-    queues_per_account_max: Annotated[
-        AtLeast1, Meta(description="Queues of one account, push subscriptions among them; beyond, none is created.")
-    ] = 100_000
-    topics_per_account_max: Annotated[AtLeast1, Meta(description="Topics of one account; beyond, none is created.")] = (
-        100_000
-    )
-    subscriptions_per_account_max: Annotated[
-        AtLeast1, Meta(description="Subscriptions of one account to its topics; beyond, none is added.")
-    ] = 100_000
+    shutdown_deadline_s: Annotated[Seconds, Meta(description="For requests under way to end at shutdown.")] = 10.0
     history_s_max: Annotated[
         Annotated[int, Meta(ge=1, le=100 * 366 * 86_400)], Meta(description="Events older than this are trimmed.")
     ] = 7 * 86_400
@@ -256,20 +262,20 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=MIB, le=(1 << 53) - 1)],
         Meta(description="Size of these counts, half for minutes, half for hours; the oldest beyond are dropped."),
     ] = 512 * MIB
-    clock_step_s_max: Annotated[
-        Annotated[int, Meta(ge=60, le=100 * 366 * 86_400)],
-        Meta(description="If a start finds the clock further ahead than this, nothing expires by that until accepted."),
-    ] = 3600
     error_lines: Annotated[
         bool, Meta(description="Keep the first line of an error for which a worker gives a message back.")
     ] = True
-    reserve_bytes: Annotated[
-        Bytes, Meta(description="Kept back on disk, so that receives and deletes go on when it is full.")
-    ] = 64 * MIB
-    floor_bytes: Annotated[
-        Bytes, Meta(description="Sends are refused below this much free disk (or below 2 % of it, if less).")
-    ] = 256 * MIB
-    cache_bytes: Annotated[Bytes, Meta(description="Memory for database pages.")] = 64 * MIB
+    archive: Annotated[
+        str | None,
+        Meta(description="Keep a copy that lags by seconds at this URL, for `veilmq restore`. For a server alone."),
+    ] = None
+    archive_every_s: Annotated[
+        Annotated[float, Meta(ge=0.1, le=3_600)], Meta(description="How often changes are written to the archive.")
+    ] = 2.0
+    archive_keep_s: Annotated[
+        Annotated[int, Meta(ge=0, le=100 * 366 * 86_400)],
+        Meta(description="How far back any instant can be restored from the archive."),
+    ] = 7 * 86_400
     cluster: Annotated[
         str | None,
         Meta(description="The PostgreSQL that holds the cluster's log; `data` is then a copy. See docs/cluster.md."),
@@ -284,21 +290,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     single_copy: Annotated[
         bool, Meta(description="Accept a PostgreSQL without a synchronous standby: losing its machine loses messages.")
     ] = False
-    archive: Annotated[
-        str | None,
-        Meta(description="Keep a copy that lags by seconds at this URL, for `veilmq restore`. For a server alone."),
-    ] = None
-    archive_every_s: Annotated[
-        Annotated[float, Meta(ge=0.1, le=3_600)], Meta(description="How often changes are written to the archive.")
-    ] = 2.0
-    archive_keep_s: Annotated[
-        Annotated[int, Meta(ge=0, le=100 * 366 * 86_400)],
-        Meta(description="How far back any instant can be restored from the archive."),
-    ] = 7 * 86_400
+    log_format: Annotated[Literal["human", "json"], Meta(description="How log lines are written to stderr.")] = "human"
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], Meta(description="The least level that is logged.")
+    ] = "info"
     traces: Annotated[
         bool, Meta(description="Make OpenTelemetry spans of sends, receives and settlements, exported as OTEL_* say.")
     ] = False
-    shutdown_deadline_s: Annotated[Seconds, Meta(description="For requests under way to end at shutdown.")] = 10.0
 
     def __post_init__(self) -> None:
         if (self.tls_cert is None) != (self.tls_key is None):
@@ -419,6 +417,7 @@ class Field(NamedTuple):
     """Without `| None`."""
     default: Any
     help: str
+    group: str
 
     @property
     def listed(self) -> bool:
@@ -433,6 +432,12 @@ class Field(NamedTuple):
         return _METAVARS.get(self.name) or _METAVARS_BY_TYPE.get(self.type, "TEXT")
 
 
+_GROUPS: Final = {
+    "data": "Data", "sqs": "Ports", "credentials": "Access", "tls_cert": "TLS", "type_attribute": "Messages",
+    "requests_per_second_max": "Limits", "history_s_max": "History", "archive": "Archive", "cluster": "Cluster",
+    "log_format": "Logs",
+}  # fmt: skip
+"""The first setting of each group, in the order of `Settings`."""
 _METAVARS: Final = {
     "data": "DIR",
     "dev_host": "NAMES",
@@ -454,13 +459,14 @@ _METAVARS_BY_TYPE: Final[dict[Any, str]] = {Path: "FILE", Address: "HOST:PORT", 
 
 def _fields() -> dict[str, Field]:
     hints = get_type_hints(Settings, include_extras=True)
-    fields = {}
+    fields, group = {}, ""
     for info in msgspec.structs.fields(Settings):
         kind, *metas = get_args(hints[info.name])
         (text,) = [meta.description for meta in metas if meta.description]
+        group = _GROUPS.get(info.name, group)
         if get_origin(kind) is UnionType:
             (kind,) = [part for part in get_args(kind) if part is not NoneType]
-        fields[info.name] = Field(info.name, kind, info.default, text)
+        fields[info.name] = Field(info.name, kind, info.default, text, group)
     return fields
 
 
