@@ -124,7 +124,7 @@ def test_a_server_that_is_not_there_at_the_start_is_not_waited_for(
     # Straight on the directory it would hold it, so that no server could ever start there.
     alone = follow("--data", str(tmp_path / "data"))
     assert alone.ended() == 4
-    assert "no server holds the directory" in alone.waits()
+    assert f"no server runs on {tmp_path / 'data'}" in alone.waits()
 
 
 @pytest.mark.slow

@@ -276,7 +276,7 @@ def test_a_damaged_database_is_told(data: Path, veilmq: Run, table: str, command
         file.write(b"\xa5" * bytes_of_page)
     done = veilmq(*command, "--data", str(data))
     assert (done.returncode, "Traceback" in done.stderr) == (code, False)
-    assert "`veilmq check`" in done.stderr.splitlines()[-1]
+    assert "veilmq check" in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize("command", [["check"], ["backup", "DEST"], ["queues", "list"]], ids=lambda each: each[0])
@@ -306,9 +306,9 @@ def test_a_database_of_another_user_is_told(data: Path) -> None:
 
 def test_what_to_do_next_names_the_queue(data: Path, veilmq: Run) -> None:
     taken = veilmq("queues", "create", "q", "--delay", "5s", "--data", str(data))
-    assert (taken.returncode, "`veilmq queues set q`" in taken.stderr) == (1, True)
+    assert (taken.returncode, f"`veilmq queues set q --data {data}`" in taken.stderr) == (1, True)
     missing = veilmq("peek", "nothing-such", "--data", str(data))
-    assert (missing.returncode, "`veilmq queues create nothing-such`" in missing.stderr) == (1, True)
+    assert (missing.returncode, f"`veilmq queues create nothing-such --data {data}`" in missing.stderr) == (1, True)
     taken = failure_of("QueueExists", "exists", {"data": {"queue": "000000000000/us-east-1/q", "setting": "name"}})
     assert taken.advice == "It is the alias of another queue: choose another name."
     for said in ({}, {"data": None}, {"data": {"queue": 7}}):  # of another release

@@ -45,6 +45,17 @@ DISK_ADVICE: Final = {
 _EFFECTIVE: Final = os.access in os.supports_effective_ids
 
 
+def serve_command(data: Path) -> str:
+    """What to type to serve a directory."""
+    cluster = " --cluster URL" if (data / MEMBER_FILE).exists() else ""
+    return f"veilmq serve --data {quote(str(data))}{cluster}"
+
+
+def check_command(data: Path) -> str:
+    """What to type to check a directory."""
+    return f"veilmq check --data {quote(str(data))}"
+
+
 def repair_command(data: Path | None) -> str:
     """What to type to see what can be had of a damaged directory. None: it is another machine's."""
     named = f" --data {quote(str(data))}" if data else ""
@@ -89,6 +100,13 @@ class Failure(Exception):
 
 class Unreachable(Failure):
     """No complete answer came: the server may be restarting."""
+
+
+class NoServer(Unreachable):
+    """A directory that no server holds."""
+
+    def __init__(self, data: Path) -> None:
+        super().__init__(Exit.ADDRESS, f"no server runs on {data}", f"Start one with: {serve_command(data)}")
 
 
 class Unknown(Failure):

@@ -14,7 +14,17 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from veilmq.cli.failures import KEEP_RUNNING, Exit, Failure, Missing, Unknown, advice_on, refuse_remains
+from veilmq.cli.failures import (
+    KEEP_RUNNING,
+    Exit,
+    Failure,
+    Missing,
+    NoServer,
+    Unknown,
+    advice_on,
+    refuse_remains,
+    serve_command,
+)
 from veilmq.cli.options import option_of
 from veilmq.model.errors import NAME_TAKEN
 from veilmq.model.settings.queue import FIFO_SUFFIX, QueueKey
@@ -225,6 +235,13 @@ def http_access(target: Target, environment: Mapping[str, str]) -> "HttpAccess |
     return HttpAccess(admin or ADMIN_DEFAULT, token, announced=announced is not None, source=source)
 
 
+def server_access(target: Target, environment: Mapping[str, str]) -> "HttpAccess":
+    """Access to the target's admin port. Raises Failure, also if it is a directory that nobody holds."""
+    if (access := http_access(target, environment)) is None:
+        raise NoServer(directory_of(target, environment))
+    return access
+
+
 @contextmanager
 def holder_access(target: Target, environment: Mapping[str, str]) -> Iterator["HttpAccess | None"]:
     """The admin port that `--admin` names or that the directory's owner announced; None if nobody holds it.
@@ -274,7 +291,7 @@ def _admin_of_holder(directory: Path) -> str | None:
         raise Failure(
             Exit.DIRECTORY,
             f"{directory} is not a data directory",
-            "Name one with --data DIR, or make one with: veilmq serve --data DIR",
+            f"Name another one with --data DIR, or make it with: {serve_command(directory)}",
         )
     return None
 
@@ -349,7 +366,7 @@ _ADVICE_TOKEN: Final = (
 _ANOTHER: Final = " exists with another "
 _RELEASE: Final = "the server is of another release than this command, and has no such operation."
 _ADVICE_FILES: Final = {
-    "not match its checksum": "The data is damaged: see what and where with `veilmq check`.",
+    "not match its checksum": "The data is damaged: see where with `veilmq check` and the same --data or --admin.",
     "was deleted or replaced": KEEP_RUNNING,
 }
 _ADVICE_STORE: Final = "The server's log says more, and perhaps its disk is full."

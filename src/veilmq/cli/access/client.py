@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode, urlsplit
 
 import veilmq
-from veilmq.cli.access import failure_of
+from veilmq.cli.access import ADMIN_DEFAULT, failure_of
 from veilmq.cli.failures import Exit, Failure, Unreachable
 from veilmq.cli.options import refused_value
 from veilmq.store.directory import reached_here
@@ -48,7 +48,7 @@ _ADVICE_TLS: Final = "If the port speaks TLS, say https://HOST:PORT, or name the
 _ADVICE_SILENT: Final = 'Its disk may hang: see `dmesg` there, and "no port answers" in docs/operations.md.'
 _ADVICE_UNDECIDED: Final = f"{_ADVICE_SILENT} What was asked for may still be done."
 _ADVICE_AWAY: Final = "Is the address right, and does every firewall on the way let it through?"
-_ADVICE: Final = "Start one with `veilmq serve`, or name the directory with --data DIR."
+_LOOPBACK: Final = {"127.0.0.1", "::1", "localhost"}
 _ADVICE_OTHER_PORT: Final = (
     "A server's admin port is another one than those of SQS, Azure and MNS: "
     "9325 unless `serve --admin` says otherwise. On the server's own machine its directory is enough: --data DIR."
@@ -245,7 +245,7 @@ class AdminClient:
         except TimeoutError:
             raise self._silence(answer_s) from None
         except ConnectionRefusedError:
-            raise Unreachable(Exit.ADDRESS, f"no server answers on {self._admin}", _ADVICE) from None
+            raise Unreachable(Exit.ADDRESS, f"no server answers on {self._admin}", self._start()) from None
         except ssl.SSLEOFError as error:  # it ended during the handshake
             raise Unreachable(Exit.ADDRESS, f"{self._admin}: TLS: {error}") from None
         except ssl.SSLCertVerificationError as error:
@@ -256,11 +256,22 @@ class AdminClient:
         except ssl.SSLError as error:
             raise Failure(Exit.ADDRESS, f"{self._admin}: TLS: {error}", _ADVICE_PLAIN) from None
         except (OSError, http.client.HTTPException) as error:
-            advice = _ADVICE_TLS if isinstance(error, http.client.RemoteDisconnected) else _ADVICE
+            advice = _ADVICE_TLS if isinstance(error, http.client.RemoteDisconnected) else self._start()
             if self._may_be_done and self._command_id is not None:
                 advice = self._undecided()
             why = getattr(error, "strerror", None) or f"{type(error).__name__} {error}"
             raise Unreachable(Exit.ADDRESS, f"{self._admin}: {why}", advice) from None
+
+    def _start(self) -> str:
+        """What to do if no server listens there."""
+        if self._announced:
+            return "The server that holds the directory is starting or ending: repeat the command."
+        host, port = self._connection.host, self._connection.port
+        if host not in _LOOPBACK:
+            return f"Start one there, with its admin port at {port}, or name another with --admin HOST:PORT."
+        shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        option = "" if shown == ADMIN_DEFAULT else f" --admin {shown}"
+        return f"Start one with `veilmq serve{option}`, or name the directory of one that runs with --data DIR."
 
     def _silence(self, answer_s: float) -> Failure:
         if not self._is_connected:
@@ -289,7 +300,7 @@ class AdminClient:
     def _not_ours(self, status: int) -> Failure:
         message = f"{self._admin} answers {status}, and not as a VeilMQ admin port"
         if status in _PASSING:
-            return Unreachable(Exit.ADDRESS, message, _ADVICE)
+            return Unreachable(Exit.ADDRESS, message, self._start())
         return Failure(Exit.ADDRESS, message, _ADVICE_OTHER_PORT)
 
 

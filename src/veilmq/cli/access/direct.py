@@ -48,7 +48,7 @@ from veilmq.admin.rollups import LiveRates, Wanted, live_part, rates_of, rollup_
 from veilmq.admin.timeouts import TimeoutInput, timeout_page
 from veilmq.admin.timeouts.cache import Timeouts, WrongInput
 from veilmq.cli.access import EVERYTHING, Home, Piece, failure_of, several_accounts
-from veilmq.cli.failures import Exit, Failure, advice_on, foreign
+from veilmq.cli.failures import Exit, Failure, NoServer, advice_on, check_command, foreign
 from veilmq.cli.options import refused_value
 from veilmq.engine.directory import DatabaseError, open_directory
 from veilmq.engine.engine import Engine
@@ -76,7 +76,7 @@ _SLEEP_S_MAX: Final = 1.0
 _SCAN_MAX: Final = 20_000_000
 _CATCHING_UP: Final = 16
 """Sweeps that add what happened just before the directory was closed to the rollups."""
-_ADVICE_CHECK: Final = "Check the directory with `veilmq check`."
+_ADVICE_CHECK: Final = "Check the directory with `veilmq check`, and the same --data."
 _ORIGIN: Final = Origin("admin", "admin", f"veilmq/{veilmq.__version__} (command line)")
 
 
@@ -105,7 +105,7 @@ def open_direct(directory: Path) -> Iterator["DirectAccess"]:
         raise _unreadable(directory, error) from None
     try:
         try:
-            yield DirectAccess(engine, store)
+            yield DirectAccess(engine, store, directory)
         finally:
             store.close()
     except DatabaseError as error:
@@ -113,15 +113,16 @@ def open_direct(directory: Path) -> Iterator["DirectAccess"]:
 
 
 def _unreadable(directory: Path, error: DatabaseError) -> Failure:
-    return Failure(Exit.STORE, f"{directory}: {type(error).__name__}: {error}", _ADVICE_CHECK)
+    return Failure(
+        Exit.STORE, f"{directory}: {type(error).__name__}: {error}", f"Check it with: {check_command(directory)}"
+    )
 
 
 class DirectAccess:
     """`AdminAccess`, which describes each method, on a directory that it holds."""
 
-    def __init__(self, engine: Engine, store: Store) -> None:
-        self._engine = engine
-        self._store = store
+    def __init__(self, engine: Engine, store: Store, directory: Path) -> None:
+        self._engine, self._store, self._directory = engine, store, directory
         self._clock = LeaseClock()
         self._clock.start(store.mark)
 
@@ -323,10 +324,10 @@ class DirectAccess:
             self._call([Sweep()])
 
     def workers(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
-        raise Failure(Exit.ADDRESS, "no server runs on this directory", "Only a server knows who works with it.")
+        raise NoServer(self._directory)
 
     def accounts(self) -> Iterator[dict[str, Any]]:
-        raise Failure(Exit.ADDRESS, "no server runs on this directory", "Only a server knows its accounts and keys.")
+        raise NoServer(self._directory)
 
     def message(self, message: str, *, bodies: bool) -> dict[str, Any]:
         wanted = inputs.FindInput(scan=_SCAN_MAX, bodies=bodies)

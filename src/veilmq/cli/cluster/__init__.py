@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import msgspec
 import typer
 
-from veilmq.cli.failures import Exit, Failure, check_directory, repair_advice, taken
+from veilmq.cli.failures import Exit, Failure, check_directory, repair_advice, serve_command, taken
 from veilmq.cli.output import print_json
 from veilmq.model.wording import counted
 
@@ -205,7 +205,7 @@ def _export(
     with _asking(url, single_copy) as postgres, _moving(directory):
         moved = export_directory(postgres, directory, boot_ns)
     print(f"exported {moved.size_bytes} bytes, up to record {moved.position.lsn}; receipt handles stay good")
-    print(f"serve it with: veilmq serve --data {directory}")
+    print(f"serve it with: {serve_command(directory)}")
     if moved.earlier:
         print(f"an export to {moved.earlier} was begun before: serve only one of the two, or messages are worked twice")
 

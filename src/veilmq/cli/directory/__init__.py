@@ -14,6 +14,7 @@ from contextlib import closing
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -31,6 +32,7 @@ from veilmq.cli.failures import (
     refuse_remains,
     repair_advice,
     repair_command,
+    serve_command,
     taken,
 )
 from veilmq.cli.output import bar
@@ -106,7 +108,7 @@ def _report_copied(destination: Path, size_bytes: int, *, as_json: bool) -> None
         print(json.dumps({"destination": str(destination.absolute()), "bytes": size_bytes}))
     else:
         print(f"copied {size_bytes} bytes to {destination}; to go back, serve a copy of it:")
-        print(f"veilmq restore NEW_DIRECTORY --from {destination}")
+        print(f"veilmq restore NEW_DIRECTORY --from {quote(str(destination))}")
 
 
 def _checked_through(access: HttpAccess) -> Report:
@@ -285,7 +287,7 @@ def _shown_repair(report: "Repair", data: Path) -> str:
         lines.append("not everything is there: see above")
     else:
         lines.append("whether everything is there is not certain: see above")
-    return "\n".join([*lines, f"{data} is as it was; serve the new one with: veilmq serve --data {report.directory}"])
+    return "\n".join([*lines, f"{data} is as it was; serve the new one with: {serve_command(Path(report.directory))}"])
 
 
 def _shown_queue(queue: "QueueContent") -> str:

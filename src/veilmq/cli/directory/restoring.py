@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from veilmq.cli.failures import Exit, Failure, check_directory, taken
+from veilmq.cli.failures import Exit, Failure, check_directory, serve_command, taken
 from veilmq.cli.output import bar, instant
 from veilmq.engine.directory import open_follower, renew
 from veilmq.model.errors import StoreError
@@ -145,5 +145,5 @@ def _restored(restored: Restored, report: Report, destination: Path, is_ahead: b
     lines.append(f"{held} in {counted(report.queues, 'queue')}")
     lines += [f"not in order: {each.kind}: {each.text}" for each in report.problems]
     lines.append("receipt handles from before are void, and the history has a new epoch")
-    lines.append(f"serve it with: veilmq serve --data {destination}")
+    lines.append(f"serve it with: {serve_command(destination)}")
     return "\n".join(lines)

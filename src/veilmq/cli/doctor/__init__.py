@@ -15,12 +15,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from veilmq.cli.failures import DISK_ADVICE, MEMBER_FILE, Exit, Failure, repair_advice
+from veilmq.cli.failures import DISK_ADVICE, MEMBER_FILE, Exit, Failure, check_command, repair_advice
 from veilmq.cli.output import print_json, printable
 from veilmq.model.wording import counted
 
@@ -191,7 +190,7 @@ def _queues(settings: "Settings", holder: "Holder | None") -> Iterator[Finding]:
     elif found.losses:
         yield Finding("queues", Level.ERROR, found.losses[0], repair_advice(data))
     else:
-        check = f"veilmq check --data {quote(str(data))}"
+        check = check_command(data)
         text = f"not looked at: opening {data} would change it, and its server was killed or failed"
         yield Finding("queues", Level.WARNING, text, f"See whether it is damaged before you start it: {check}")
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from datetime import datetime
 from pathlib import Path
+from shlex import quote
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -389,7 +390,7 @@ def _print(found: Sequence[Found], into: Path | None) -> None:
         write_new(into, lines)
     except OSError as error:
         raise Failure(Exit.USAGE, f"--into: {into}: {error.strerror}") from None
-    print(f"wrote {counted(len(found), 'queue')} to {into}: veilmq serve --queues {into}")
+    print(f"wrote {counted(len(found), 'queue')} to {into}: veilmq serve --queues {quote(str(into))}")
 
 
 def _toml(found: Found) -> Iterator[str]:

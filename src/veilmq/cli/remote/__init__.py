@@ -15,6 +15,7 @@ from enum import Enum
 from functools import cached_property, partial
 from itertools import chain, count, islice
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -48,11 +49,13 @@ from veilmq.cli.remote.queues.rates import at, rates, timeout, worst
 from veilmq.cli.remote.workers import list_accounts, list_failures, list_holders, list_workers, show_queue, top
 
 if TYPE_CHECKING:
-    from veilmq.cli.access import AdminAccess, Home
+    from veilmq.cli.access import AdminAccess, Home, Target
     from veilmq.cli.access.http import HttpAccess
     from veilmq.model.settings.queue import QueueKey
 
 
+_ADVISED: Final = re.compile(r"(?:(?<=`)|(?<=: ))veilmq (?:queues|moves|templates|quarantine|events|peek)[^`]*(?=`|$)")
+"""A command that an advice names: in backticks, or after a colon up to the end."""
 _ELSEWHERE_MAX: Final = 10_000
 """Queues searched for other regions."""
 _REGIONS_SHOWN: Final = 5
@@ -66,8 +69,8 @@ class Asked:
     named: tuple[str | None, str | None]
     """The account and region as given."""
     as_json: bool
-    again: "Callable[[], HttpAccess | None]"
-    """Opens a new access to the same server; None while nobody serves the directory. Raises Failure."""
+    again: "Callable[[], HttpAccess]"
+    """Opens a new access to the same server. Raises Failure, also while nobody serves the directory."""
     ids: Iterator[str] | None = None
     """The ids of the calls that change something; None: they have none."""
     is_named: bool = False
@@ -180,8 +183,6 @@ def open_console(
     from veilmq.cli.output import print_json
 
     access = asked.again()
-    if access is None:
-        raise Failure(Exit.ADDRESS, "no server runs on this directory", "Start one with `veilmq serve`.")
     try:
         link = access.console_link()
     finally:
@@ -283,16 +284,20 @@ def command_of(body: Callable[..., None], ids: Id = Id.NEVER) -> Callable[..., N
     options = _OPTIONS if ids is Id.NEVER else {"command_id": _ID, **_OPTIONS}
 
     def command(**given: Any) -> None:
-        from veilmq.cli.access import Target, http_access, open_access
+        from veilmq.cli.access import Target, open_access, server_access
 
         _check_text(given.values())
         taken = {name: given.pop(name) for name in options}
         target = Target(taken["admin"], taken["token_file"], taken["data"])
-        again = partial(http_access, target, os.environ)
+        again = partial(server_access, target, os.environ)
         own_ids = _ids(taken.get("command_id"), ids)
-        with open_access(target, os.environ) as access:
-            named, is_named = (taken["account"], taken["region"]), taken.get("command_id") is not None
-            body(Asked(access, named, taken["as_json"], again, own_ids, is_named), **given)
+        try:
+            with open_access(target, os.environ) as access:
+                named, is_named = (taken["account"], taken["region"]), taken.get("command_id") is not None
+                body(Asked(access, named, taken["as_json"], again, own_ids, is_named), **given)
+        except Failure as failure:
+            failure.advice = _advised(failure.advice, target)
+            raise
 
     kind = inspect.Parameter.KEYWORD_ONLY
     own = [each.replace(kind=kind) for each in list(inspect.signature(body).parameters.values())[1:]]
@@ -304,6 +309,13 @@ def command_of(body: Callable[..., None], ids: Id = Id.NEVER) -> Callable[..., N
     command.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
     command.__annotations__ = {each.name: each.annotation for each in [*own, *shared]}
     return command
+
+
+def _advised(advice: str, target: "Target") -> str:
+    """The advice, whose commands are for the same server or directory."""
+    named = {"--admin": target.admin, "--token-file": target.token_file, "--data": target.data}
+    options = "".join(f" {name} {quote(str(value))}" for name, value in named.items() if value)
+    return _ADVISED.sub(lambda found: found[0] + options, advice)
 
 
 def _check_text(values: Iterable[Any]) -> None:
