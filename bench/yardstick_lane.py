@@ -388,9 +388,10 @@ def main() -> None:
     if not libc.personality(0xFFFFFFFF) & NO_RANDOMIZE and libc.personality(NO_RANDOMIZE) != -1:
         os.execv(sys.executable, [sys.executable, *sys.argv])
     instructions = Instructions()  # before the server's threads are there, which it counts too
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    kept = socket.socket()  # bound and not listening, so that nobody else is given its port; the server may have it
+    kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    kept.bind(("127.0.0.1", 0))
+    port = kept.getsockname()[1]
     credentials = options.data.with_suffix(".toml")
     credentials.touch(mode=0o600)
     credentials.write_text(f'[[account]]\nid = "{ACCOUNT}"\n[[account.key]]\nid = "{KEY}"\nsecret = "{SECRET}"\n')

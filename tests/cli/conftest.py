@@ -15,6 +15,7 @@ import boto3
 import pytest
 from botocore.config import Config
 from tests.support.commands import Run, bare, in_process
+from tests.support.ports import ANY
 
 from veilmq.testing.local import VEILMQ
 
@@ -32,9 +33,8 @@ class Server:
         self.data = data
         self.logs: list[dict[str, Any]] = []
         self._arriving: SimpleQueue[str | None] = SimpleQueue()
-        ports = ["--sqs", "127.0.0.1:0", "--azure", "127.0.0.1:0", "--mns", "127.0.0.1:0", "--admin", "127.0.0.1:0"]
         self.process = subprocess.Popen(
-            [*VEILMQ, "serve", "--data", str(data), *ports, "--log-format", "json", *arguments],
+            [*VEILMQ, "serve", "--data", str(data), *ANY, "--log-format", "json", *arguments],
             stderr=subprocess.PIPE,
             text=True,
             env=environment,

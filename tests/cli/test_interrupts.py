@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.conftest import HEEDING, WAIT_S
+from tests.support.ports import ANY
 
 import veilmq
 from veilmq import accelerator
@@ -87,7 +88,7 @@ def interrupted(arguments: list[str], directory: Path, after_s: float) -> tuple[
         ["events", "--from", "first"],
         ["work", "handlers:handle", "--drain", "0s", "--concurrency", "2"],
         ["work", "handlers:handle", "--drain", "0s", "--kind", "processes"],
-        ["serve", "--sqs", "127.0.0.1:0", "--azure", "127.0.0.1:0", "--mns", "127.0.0.1:0", "--admin", "127.0.0.1:0"],
+        ["serve", *ANY],
         ["pipeline", "timeouts", "--path", "nothing"],
     ],
     ids=["list", "events", "work", "processes", "serve", "pipeline"],
@@ -106,9 +107,6 @@ def test_an_interrupt_at_any_moment_is_quiet(tmp_path: Path, arguments: list[str
 
     with ThreadPoolExecutor(2) as pool:  # most of it is waiting for the moment
         list(pool.map(stays_quiet, range(8)))
-
-
-PORTS = ("--sqs", "127.0.0.1:0", "--azure", "127.0.0.1:0", "--mns", "127.0.0.1:0", "--admin", "127.0.0.1:0")
 
 
 class Contained:
@@ -131,7 +129,7 @@ class Contained:
 @contextmanager
 def contained(*arguments: str) -> Iterator[Contained]:
     own = [] if os.geteuid() == 0 else ["--map-root-user"]
-    command = ["unshare", "--pid", "--fork", "--kill-child", *own, *VEILMQ, "serve", *PORTS, *arguments]
+    command = ["unshare", "--pid", "--fork", "--kill-child", *own, *VEILMQ, "serve", *ANY, *arguments]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
             yield Contained(process)

@@ -12,6 +12,7 @@ from rich.cells import cell_len
 from tests.cli.conftest import WAIT_S
 from tests.cli.test_top import Terminal
 from tests.support.commands import bare
+from tests.support.ports import ANY
 
 import veilmq
 from veilmq.cli.output import table
@@ -157,7 +158,7 @@ def test_a_narrow_terminal_shows_ids_and_all_else(data: Path) -> None:
 
 
 def test_a_directory_that_sqlite_cannot_open_is_refused(tmp_path: Path) -> None:
-    code, _, said = run("serve", "--data", os.fsencode(tmp_path) + b"/d\xff")
+    code, _, said = run("serve", *ANY, "--data", os.fsencode(tmp_path) + b"/d\xff")
     assert code == 3
     assert "is not UTF-8" in said
     assert "Traceback" not in said

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.ports import ANY
 
 import veilmq
 from veilmq.client.errors import advised
@@ -74,13 +75,13 @@ def test_a_read_only_folder_is_named(tmp_path: Path) -> None:
     mounted = f"{folder} is on a file system that is mounted read-only."
     cases = [
         (
-            ["serve", "--data", f"{folder}/other"],
+            ["serve", *ANY, "--data", f"{folder}/other"],
             3,
             f"{folder}/other: Read-only file system",
             "Mount it for writing (after an error of the disk: see `dmesg`)",
         ),
         (
-            ["serve", "--data", f"{folder}/data"],
+            ["serve", *ANY, "--data", f"{folder}/data"],
             3,
             f"{folder}/data/lock: Read-only file system",
             "Mount it for writing (after an error of the disk: see `dmesg`)",

@@ -10,6 +10,10 @@ import contextlib
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
+
+ANY: Final = tuple(f"--{name}=127.0.0.1:0" for name in ("sqs", "azure", "mns", "admin"))
+"""Options of a server that takes free ports: also of one that must not start, for it may look at its ports first."""
 
 
 @contextmanager
