@@ -102,6 +102,11 @@ def test_what_handlers_failed_at_is_in_flight_and_not_delayed(operator: Operator
     operator.minutes_pass(2)
     assert operator.kinds("failing")["released_for_retry"] == 1
     assert "handlers raise" in said_of("many in flight, few deletes, many `released_for_retry`")
+    back = operator.server.connect("back")
+    back.send("a")
+    back.release(back.receive()[0].handle)
+    assert operator.kinds("back")["released"] == 1
+    assert "visibility timeout of 0" in said_of("many `released`, rising receive counts")
     late.send(Message("a", delay=60))
     assert late.stats().delayed == 1
     assert "producers" in said_of("many delayed")
