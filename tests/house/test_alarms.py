@@ -173,6 +173,7 @@ def test_prometheus_takes_the_alarms_and_what_the_dashboard_asks(tmp_path: Path)
 
 
 FIRING: dict[str, dict[str, dict[str, str]]] = {
+    "VeilMQDiskFills": {"steadily": {"disk_free_bytes": "6e10-3e8x90"}},
     "VeilMQWorkFails": {
         "with a cloud's SDK": {
             'lease_outcomes_total{outcome="received"}': "0+100x90",
@@ -196,6 +197,7 @@ FIRING: dict[str, dict[str, dict[str, str]]] = {
 }
 """By alarm: a series a minute of a server, as promtool has it, on which it fires at 1 h 25 min."""
 SILENT: dict[str, dict[str, dict[str, str]]] = {
+    "VeilMQDiskFills": {"a backup to the same disk": {"disk_free_bytes": "6e10x45 6e10-4e9x5 4e10x40"}},
     "VeilMQSnapshotOld": {
         "lately": {
             "cluster_log_bytes": "5e9x90",
