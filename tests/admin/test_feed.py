@@ -19,6 +19,7 @@ from tests.support.sqlite import read_events
 
 from veilmq.admin.access import Caller
 from veilmq.admin.history import Scope, feed
+from veilmq.engine.upkeep import Upkeep
 from veilmq.model.instant import DAY_US
 from veilmq.store.sqlite.store import SqliteStore
 from veilmq.testing.for_each import for_each
@@ -314,6 +315,7 @@ def _sweeps_only_when_told(server: Any) -> None:
     """A sweep of its own could come just when the test lets the time of all holds be over."""
     engine = server._engine
     engine.limits = msgspec.structs.replace(engine.limits, sweep_every_us=DAY_US, snapshot_every_us=DAY_US)
+    engine._upkeep = Upkeep(engine.limits)
 
 
 def _fill(http: httpx.Client, server: Any) -> int:
