@@ -1,15 +1,23 @@
 """Tables that a drain does not write to, for their rows or the queue's messages would be lost."""
 
 import errno
+import json
+import os
 import shutil
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from pyspark.cloudpickle import register_pickle_by_value
 from pyspark.errors import StreamingQueryException
 from tests.pipeline.drain_stage import Stage, left, send
+from tests.pipeline.faults import side
+from tests.support.postgres import until
 from tests.users import other_user
 
 from veilmq.cli.failures import Failure
@@ -126,7 +134,69 @@ def test_two_copies_of_a_drain_lose_no_message(kind: str, spark: Any, stage: Sta
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_query_goes_on_whose_logs_only_spark_finds(spark: Any, stage: Stage) -> None:
+def test_a_drain_into_parquet_whose_source_is_killed_goes_on_with_its_own_claim(spark: Any, stage: Stage) -> None:
+    """Spark logged the batch; it is claimed; it is in the table, and its messages are in the queue."""
+    register_pickle_by_value(side)
+    spark.dataSource.register(side.FaultySource)
+    table, marks, sent = stage.directory / "table", stage.directory, []
+    given = {"url": stage.url(), "directory": f"{marks}/m", "marks": str(marks), "table": str(table), "rows": "2"}
+    with stage.make() as queue:
+        for step in ("before claim", "after claim", "before deletes"):
+            sent += [f"{step} {number}" for number in range(4)]
+            send(queue, sent[-4:])
+            (marks / side.FAULT).write_text(json.dumps({"step": step, "how": "kill", "skip": 1}))
+            with pytest.raises(StreamingQueryException):
+                side.stream_of(spark, given | {"sink": "parquet"}).start().awaitTermination()
+            assert (marks / side.STRUCK).exists(), step
+            (marks / side.STRUCK).unlink()
+            assert left(queue) > 0, step
+        side.stream_of(spark, given | {"sink": "parquet"}).start().awaitTermination()
+        assert left(queue) == 0
+    assert sorted(row.body for row in spark.read.parquet(str(table)).collect()) == sorted(sent)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_copy_waits_for_a_drain_whose_source_was_killed_amid_a_batch(spark: Any, stage: Stage) -> None:
+    """The kernel releases the source's lock, and Spark writes the batch all the same: the copy's batch of that number
+    would count as written."""
+    table, home, copy = stage.directory / "table", stage.directory / "d", stage.directory / "copy"
+    go_on = str(stage.directory / "go-on")
+
+    def wait(batches: Any) -> Any:
+        while not os.path.exists(go_on):
+            time.sleep(0.01)
+        yield from batches
+
+    with stage.make() as queue, ThreadPoolExecutor(1) as beside:
+        send(queue, ["1"])
+        drain(spark, stage.url(), f"parquet:{table}", home)
+        shutil.copytree(home, copy)
+        send(queue, ["2"])
+        other = beside.submit(
+            drain, spark, stage.url(), f"parquet:{table}", home, lease=600,
+            transform=lambda rows: rows.mapInArrow(wait, rows.schema),
+        )  # fmt: skip
+        try:
+            until((table / "_claims" / f"{2:020}").exists)
+            os.kill(int((table / "_claims" / "lock").read_text()), signal.SIGKILL)
+            send(queue, ["3"])
+            with pytest.raises(DirectoryTaken, match=f"Another drain writes into {table}"):
+                drain(spark, stage.url(), f"parquet:{table}", copy, until=0)
+        finally:
+            Path(go_on).touch()
+        with pytest.raises(StreamingQueryException):
+            other.result()
+        drain(spark, stage.url(), f"parquet:{table}", home)
+        assert left(queue) == 0
+    assert sorted(row.body for row in spark.read.parquet(str(table)).collect()) == ["1", "2", "3"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_query_goes_on_whose_logs_only_spark_finds(
+    spark: Any, stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
     """Python may know no such store, have no credentials for it, or not know that it is Spark's default."""
     mounted, link = "checkpoints", f"/{stage.directory.name}"
     spark.conf.set(f"fs.viewfs.mounttable.{mounted}.link.{link}", f"file:{stage.directory}")
@@ -141,6 +211,13 @@ def test_a_query_goes_on_whose_logs_only_spark_finds(spark: Any, stage: Stage) -
         for checkpoint, said in ((f"{far}-other", "rows of another query"), ("none://c", "Spark cannot read there")):
             with pytest.raises(PipelineError, match=said):
                 drain(spark, stage.url(), f"parquet:{table}", home, checkpoint=checkpoint)
+        shutil.copytree(stage.directory / "checkpoint", stage.directory / "behind")
+        for entry in ("offsets/2", "commits/2"):
+            (stage.directory / "behind" / entry).unlink()
+        for checkpoint in (f"{url}/behind", f"{url}/none"):
+            with pytest.raises(TableForeign, match="rows of another query"):
+                drain(spark, stage.url(), f"parquet:{url}/table", home, checkpoint=checkpoint)
+            assert f"table {url}/table: batches are not claimed, so a copy of this drain is not noticed" in caplog.text
         table.rename(stage.directory / "[moved]")
         with pytest.raises(TableForeign, match="lacks batch 2 of this query: it was removed"):
             drain(spark, stage.url(), f"parquet:{table}", home, checkpoint=far)

@@ -46,6 +46,7 @@ HOWS = ("kill", "raise")
 ALL = "kill all"
 """JVM and Python."""
 SOURCE_STEPS = ("received", "manifest not logged", "before deletes", "amid deletes", "amid read")
+CLAIM_STEPS = ("before claim", "after claim")
 SINK_STEPS = ("amid write", "rows written", "before commit", "after commit")
 REQUESTS = ("request", "answer")
 KILLS = ("kill-before", "kill-after")
@@ -113,7 +114,7 @@ class Stream:
 
     def faults(self) -> Iterator[tuple[str, ...]]:
         """What can strike it."""
-        steps = [*SOURCE_STEPS, *(SINK_STEPS if self.sink != "parquet" else ())]
+        steps = [*SOURCE_STEPS, *(SINK_STEPS if self.sink != "parquet" else CLAIM_STEPS)]
         yield from (("step", step, how) for step in steps for how in HOWS)
         if self.sink == "delta":
             yield ("step", "two commit", "raise")

@@ -111,6 +111,12 @@ class FaultyReader(DrainReader):
             at(self.marks, "manifest not logged")
         return end
 
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Any:
+        at(self.marks, "before claim")
+        pieces = super().partitions(start, end)
+        at(self.marks, "after claim")
+        return pieces
+
     def read(self, partition: Any) -> Iterator[Any]:
         for batch in super().read(partition):
             at(self.marks, "amid read")

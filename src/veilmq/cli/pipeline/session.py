@@ -386,7 +386,7 @@ def show(asked: Asked, rows: list[dict[str, Any]], columns: tuple[str, ...], mor
             print_json(row)
         return
     if not rows:
-        print("the history has nothing about that", file=sys.stderr)
+        print("no rows: the history has no events for this job", file=sys.stderr)
         return
     from veilmq.cli.output import table
 

@@ -20,9 +20,10 @@ At another URL than `file:` it stays: only Spark reads a checkpoint there, and i
 Before changing it: docs/pipeline-drain.md explains the order of the steps.
 """
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -48,6 +49,7 @@ from veilmq.pipeline.errors import (
 )
 from veilmq.pipeline.options import DrainOptions, camel, read_options
 from veilmq.pipeline.places import Place, alone, here, make, place
+from veilmq.pipeline.sinks.claims.parquet import Claims
 from veilmq.pipeline.sinks.ownership import check_table, readable
 
 if TYPE_CHECKING:
@@ -82,6 +84,8 @@ _SMALL_GROUPS: Final = {
 }
 """A task buffers a row group and by default checks sizes only every hundred rows; large bodies would fill the heap."""
 _FORMATS: Final = {"delta": ("veilmq-delta", {}), "parquet": ("parquet", _SMALL_GROUPS)}
+
+log = logging.getLogger("veilmq.pipeline")
 
 
 class Drained(msgspec.Struct, frozen=True):
@@ -130,9 +134,14 @@ def drain(
     progress = str(home / "checkpoint" if checkpoint is None else checkpoint)
     given = source_options(options) | {"url": url, "directory": str(home / "manifests")}
     kind, _, path = sink.partition(":") if isinstance(sink, str) else ("", "", "")
-    if kind == "parquet" and (local := here(path)) is not None:
+    local = here(path) if kind == "parquet" else None
+    if local is not None:
         given.setdefault("table", str(local.absolute()))
     read = read_options(given)
+    if kind == "parquet" and read.table is None:
+        log.warning(
+            "table %s: batches are not claimed, so a copy of this drain is not noticed: name it as table=", path
+        )
     opened(read, SYSTEM).close()  # a wrong URL is a sentence here, and in Spark a page of Java's trace
     register(spark)
     with ExitStack() as held:
@@ -148,7 +157,8 @@ def drain(
             query = _started(
                 spark, frame if transform is None else transform(frame), sink, progress, name, partition_by
             )
-            rows = _counted(spark, query)
+            with nullcontext() if local is None else Claims(local).running():
+                rows = _counted(spark, query)
             runs += 1
             messages += sum(rows)
             batches += sum(1 for each in rows if each)

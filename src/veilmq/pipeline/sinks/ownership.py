@@ -96,6 +96,8 @@ def _check(
     reached = _reached(checkpoint, spark, OFFSETS)
     if reached is None:
         return
+    if has == _NONE and kind == "parquet" and spark is not None and _has_later(spark, path, reached):
+        has = reached + 1
     if has > reached or (reached == _NONE and files):
         mend = "Bring its checkpoint back, or name an empty place: Spark would take new batches for those that it has."
         raise TableForeign(f"{path} holds rows of another query.", mend if has > reached else "Name an empty place.")
@@ -145,6 +147,16 @@ def _reached(checkpoint: Path | str, spark: "SparkSession | None", log: str) -> 
         return None
     names = _listed(spark, f"{literal(str(checkpoint).rstrip('/'))}/{log}") or []
     return max((int(each) for each in names if each.isdigit()), default=_NONE)
+
+
+def _has_later(spark: "SparkSession", path: str, reached: int) -> bool:
+    """Whether the log of a Parquet table has an entry beyond that one, such as 130 or 129.compact beyond 123."""
+    text = str(reached) if reached >= 0 else ""
+    wanted = ["[0-9]" * (len(text) + 1) + "*"]  # longer, and then greater in one of the digits
+    for place, digit in enumerate(text):
+        if digit < "9":
+            wanted.append(f"{text[:place]}[{int(digit) + 1}-9]{'[0-9]' * (len(text) - place - 1)}*")
+    return _listed(spark, f"{literal(path.rstrip('/'))}/{SINK_LOG}/{{{','.join(wanted)}}}") is not None
 
 
 def _listed(spark: "SparkSession", pattern: str) -> list[str] | None:

@@ -1,7 +1,8 @@
 """Which manifest each of the last batches of a drain's Parquet table is.
 
     <table>/_claims/00000000000000000012    the name of the manifest that is batch 12 of the drain
-    <table>/_claims/lock                    held while a drain writes there; not in an object store
+    <table>/_claims/lock                    held by the source while it claims there; not in an object store
+    <table>/_claims/drain/lock              held by a call of `drain` as long as its query runs; not in an object store
 
 Strategy: Spark's own sink knows the numbers of batches alone. It skips a batch whose number it has, and the source then
 deletes the messages of that batch, also if a copy of the drain wrote another one of that number. So the source claims a
@@ -12,8 +13,9 @@ exactly that batch, and finds its own claim.
 Only the newest claims are kept. A batch without a claim is refused if there is a later one: its drain is behind.
 
 A drain that was killed and began anew, or whose checkpoint a power cut shortened, leaves a claim of a batch that the
-table lacks. The next `drain` removes it once it has the lock, which the kernel releases at the end of a process. An
-object store has no such lock, and a person decides.
+table lacks. The next `drain` removes it once it has both locks, which the kernel releases at the end of a process. It
+needs the second one because Spark writes a batch to its end although the source's process has died. An object store has
+no such locks, and a person decides.
 
 Before changing it: a table without claims is not refused, because earlier releases wrote none. No claim may be removed
 between the moment it was made and the batch after it: a copy would take its place. While a lock is waited for, its
@@ -58,15 +60,33 @@ class Claims:
         self._table, self._directory = table, table / _CLAIMS
         self._patience = patience
         self._lock: Lock | None = None
+        self._drain: Lock | None = None
         self._is_checked = self._is_off = False
         self._own = 0
         """The last batch that is known to be this drain's."""
 
     def close(self) -> None:
-        """Release the lock; the claims stay."""
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
+        """Release the locks; the claims stay."""
+        for lock in (self._lock, self._drain):
+            if lock is not None:
+                lock.release()
+        self._lock = self._drain = None
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """While the body runs, which is a query that `drain` has started, no other `drain` removes claims of a local
+        table: it raises DirectoryTaken, as this one does if another one runs."""
+        try:
+            with self._writing():
+                self._keep_out_drains()
+            yield
+        finally:
+            self.close()
+
+    def _keep_out_drains(self) -> None:
+        if isinstance(self._table, Path) and (self._table / SINK_LOG).is_dir():
+            make(self._directory / "drain")
+            self._drain = lock_of(self._directory / "drain", "", Patience(0))
 
     def claim(self, seq: int, manifest: str) -> None:
         """Claim a batch whose offset Spark has logged, or find that it is claimed as that manifest.
@@ -103,6 +123,7 @@ class Claims:
             try:
                 with self._writing():
                     if self._is_held():
+                        self._keep_out_drains()
                         seq = self._last(logged)
                         self._remove(lambda each: each > seq)
             finally:
