@@ -425,7 +425,7 @@ def test_a_table_on_a_file_system_without_locks_is_drained(
     ]
 
 
-def test_a_directory_that_is_closed_or_a_file_is_named(tmp_path: Path) -> None:
+def test_a_directory_that_is_closed_or_a_file_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     closed, file = tmp_path / "closed", tmp_path / "file"
     log(closed / "checkpoint" / "offsets")
     file.touch()
@@ -439,6 +439,8 @@ def test_a_directory_that_is_closed_or_a_file_is_named(tmp_path: Path) -> None:
                 Directory(closed / "m", "orders")
             with pytest.raises(DirectoryUnwritable, match="closed/_claims cannot be written: Permission denied"):
                 Claims(closed).claim(1, "a")
+            with Claims(closed).running():
+                assert "another drain may remove claims of this one" in caplog.text
     finally:
         closed.chmod(0o700)
     for table, checkpoint in ((tmp_path / "table", file), (tmp_path / "table", file / "c"), (file, closed)):

@@ -75,10 +75,14 @@ class Claims:
     @contextmanager
     def running(self) -> Iterator[None]:
         """While the body runs, which is a query that `drain` has started, no other `drain` removes claims of a local
-        table: it raises DirectoryTaken, as this one does if another one runs."""
+        table: it raises DirectoryTaken. Where that cannot be, as for a client of Spark Connect that may not write
+        there, a warning is logged."""
         try:
-            with self._writing():
-                self._keep_out_drains()
+            try:
+                with self._writing():
+                    self._keep_out_drains()
+            except (DirectoryTaken, DirectoryUnwritable) as error:
+                log.warning("table %s: another drain may remove claims of this one: %s", self._table, error.wrong)
             yield
         finally:
             self.close()
