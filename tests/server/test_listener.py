@@ -203,6 +203,9 @@ async def test_headers_of_an_answer(serve):
     [
         Response(200, TEXT, b"", ((b"X-A", b"1\r\nSet-Cookie: evil"),)),
         Response(200, TEXT, b"", ((b"X-A", b"1\n"),)),
+        Response(200, TEXT, b"", ((b"X-A", b"1\r"),)),
+        Response(200, TEXT, b"", ((b"X-A", b"1\nSet-Cookie: evil"), (b"X-B", b"2"))),
+        Response(200, TEXT, b"", ((b"X-A", b"1"), (b"X-B", b"2\r"))),
         Response(200, TEXT, b"", ((b"X-A\r", b"1"),)),
         Response(200, b"text/plain\r\nX: y", b""),
     ],

@@ -334,6 +334,31 @@ async def test_input_behind_a_request_that_is_being_answered_makes_room(serve):
     assert listener.held_bytes == 0
 
 
+async def test_who_holds_no_input_is_read_on_while_others_hold_too_much(serve):
+    """Its next request is answered, and while one waits the server notices that it hangs up."""
+    port = await serve(limits=quick(held_bytes_max=100_000))
+    listener = port.listener
+    for number in range(1, 3):
+        holding = await port.client()
+        await holding.send(GET)
+        (await port.next()).keep_place()
+        await holding.send(POST + b"Content-Length: 80000\r\n\r\n" + b"b" * 60_000)
+        await port.until(lambda number=number: listener.held_bytes > 60_000 * number)
+    assert listener.held_bytes > 100_000
+    client, chunked = await port.client(), POST + b"Transfer-Encoding: chunked\r\n\r\n1\r\nb\r\n0\r\n\r\n"
+    for _ in range(2):
+        await client.send(chunked)
+        (await port.next()).respond(Response(200, TEXT, b"a"))
+        assert (await client.answer()).status == 200
+    await client.send(chunked)
+    exchange = await port.next()
+    gone = asyncio.Event()
+    exchange.on_gone = gone.set
+    client.writer.transport.abort()
+    async with asyncio.timeout(10):
+        await gone.wait()
+
+
 async def test_what_strangers_send_ahead_of_unread_answers_is_bounded(serve):
     """A client that has shown a key may send ahead, too: nothing more is read from it. And a request that arrives
     meanwhile drops no more of them than it needs room for."""

@@ -189,6 +189,8 @@ class Connection(asyncio.Protocol):
         if self.phase == HANDLER and not self._held_bytes:
             self._since = listener.now
         self._hold(intake.fed_bytes + len(self._pending))
+        if not self._held_bytes:
+            return
         limits = listener.limits
         if self.stranger and listener.held_bytes > limits.held_bytes_max:
             self.turn_out()
