@@ -173,7 +173,10 @@ def test_prometheus_takes_the_alarms_and_what_the_dashboard_asks(tmp_path: Path)
 
 
 FIRING: dict[str, dict[str, dict[str, str]]] = {
-    "VeilMQDiskFills": {"steadily": {"disk_free_bytes": "6e10-3e8x90"}},
+    "VeilMQDiskFills": {
+        "steadily": {"disk_free_bytes": "6e10-3e8x90"},
+        "by a backup each hour": {"disk_free_bytes": " ".join(f"{free}e9x59" for free in range(60, 14, -5))},
+    },
     "VeilMQWorkFails": {
         "with a cloud's SDK": {
             'lease_outcomes_total{outcome="received"}': "0+100x90",
@@ -195,9 +198,13 @@ FIRING: dict[str, dict[str, dict[str, str]]] = {
         }
     },
 }
-"""By alarm: a series a minute of a server, as promtool has it, on which it fires at 1 h 25 min."""
+"""By alarm: a series a minute of a server, as promtool has it, on which it fires at minute 85, or as `_LATER` has it."""
+_LATER = {"by a backup each hour": 595}
 SILENT: dict[str, dict[str, dict[str, str]]] = {
-    "VeilMQDiskFills": {"a backup to the same disk": {"disk_free_bytes": "6e10x45 6e10-4e9x5 4e10x40"}},
+    "VeilMQDiskFills": {
+        "a backup to the same disk": {"disk_free_bytes": "6e10x400 6e10-4e9x5 4e10x500"},
+        "a backup soon after the start": {"disk_free_bytes": "6e10x45 6e10-4e9x5 4e10x500"},
+    },
     "VeilMQSnapshotOld": {
         "lately": {
             "cluster_log_bytes": "5e9x90",
@@ -211,6 +218,7 @@ SILENT: dict[str, dict[str, dict[str, str]]] = {
         "three planned hand-overs": {"cluster_epoch": "40x50 42x4 44x4 46x24"},
     },
 }
+"""Series on which an alarm fires at no minute."""
 
 
 @pytest.mark.slow
@@ -226,10 +234,11 @@ def test_alarms_fire_when_they_should(tmp_path: Path) -> None:
             ],
             "alert_rule_test": [
                 {
-                    "eval_time": "85m",
+                    "eval_time": f"{minute}m",
                     "alertname": alert,
                     "exp_alerts": [{"exp_annotations": summaries[alert]}] if cases is FIRING else [],
                 }
+                for minute in ([_LATER.get(what, 85)] if cases is FIRING else range(900))
             ],
         }
         for cases in (FIRING, SILENT)
