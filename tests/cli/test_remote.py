@@ -452,14 +452,15 @@ def test_a_queue_that_never_was_is_told_from_one_without_events(veilmq: Run) -> 
     veilmq("queues", "create", "orders")
     veilmq("queues", "create", "gone")
     veilmq("queues", "delete", "gone", "--yes")
-    unknown = "veilmq: there is no queue order{}, and no event of one in the history. "
-    unknown += "`veilmq queues list --all` shows all.\n"
+    unknown = "veilmq: there is no queue order{}, and no event of one in the history[.] "
+    unknown += "`veilmq queues list --all --(data|admin) [^`]+` shows all[.]\n"
     asked = veilmq("events", "--queue", "order")
-    assert (asked.code, asked.out, asked.err) == (0, "", "no such events\n" + unknown.format(""))
-    assert veilmq("events", "--queue", "order", "--last", "5", "--json").err == unknown.format("")
+    assert (asked.code, asked.out) == (0, "")
+    assert re.fullmatch("no such events\n" + unknown.format(""), asked.err)
+    assert re.fullmatch(unknown.format(""), veilmq("events", "--queue", "order", "--last", "5", "--json").err)
     where = " in account 000000000000, region eu-west-1"
     elsewhere = veilmq("events", "--queue", "orders", "--region", "eu-west-1", "--json").err
-    assert elsewhere == unknown.format("s" + where)
+    assert re.fullmatch(unknown.format("s" + where), elsewhere)
     for queue in ("orders", "gone"):
         found = veilmq("events", "--queue", queue, "--from", "next")
         assert (found.code, found.out, found.err) == (0, "", "no such events\n")
@@ -568,7 +569,7 @@ def test_workers(veilmq: Run) -> None:
     veilmq("receive", "orders")
     shown = veilmq("workers", "--json")
     if shown.code:
-        assert re.fullmatch(r"veilmq: no server runs on (\S+)\n  Start one with: veilmq serve --data \1\n", shown.err)
+        assert re.fullmatch(r"veilmq: no server runs on (\S+)\n  .* a look: veilmq serve --data \1\n", shown.err)
         return
     (worker,) = shown.json[0]["workers"]
     assert (worker["received"], worker["holds"]) == (1, 1)

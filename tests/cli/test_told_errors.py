@@ -276,7 +276,7 @@ def test_a_damaged_database_is_told(data: Path, veilmq: Run, table: str, command
         file.write(b"\xa5" * bytes_of_page)
     done = veilmq(*command, "--data", str(data))
     assert (done.returncode, "Traceback" in done.stderr) == (code, False)
-    assert "veilmq check" in done.stderr.splitlines()[-1]
+    assert f"veilmq check --data {data}" in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize("command", [["check"], ["backup", "DEST"], ["queues", "list"]], ids=lambda each: each[0])

@@ -198,7 +198,7 @@ FIRING: dict[str, dict[str, dict[str, str]]] = {
         }
     },
 }
-"""By alarm: a series a minute of a server, as promtool has it, on which it fires at minute 85, or as `_LATER` has it."""
+"""By alarm: a series a minute of a server, as promtool has it, on which it fires at minute 85, or as `_LATER` says."""
 _LATER = {"by a backup each hour": 595}
 SILENT: dict[str, dict[str, dict[str, str]]] = {
     "VeilMQDiskFills": {

@@ -106,7 +106,8 @@ class NoServer(Unreachable):
     """A directory that no server holds."""
 
     def __init__(self, data: Path) -> None:
-        super().__init__(Exit.ADDRESS, f"no server runs on {data}", f"Start one with: {serve_command(data)}")
+        advice = f"Only a running server can do this. Start it as usual, or for a look: {serve_command(data)}"
+        super().__init__(Exit.ADDRESS, f"no server runs on {data}", advice)
 
 
 class Unknown(Failure):

@@ -11,6 +11,7 @@ import ssl
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from select import select
+from shlex import quote
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode, urlsplit
 
@@ -48,6 +49,11 @@ _ADVICE_TLS: Final = "If the port speaks TLS, say https://HOST:PORT, or name the
 _ADVICE_SILENT: Final = 'Its disk may hang: see `dmesg` there, and "no port answers" in docs/operations.md.'
 _ADVICE_UNDECIDED: Final = f"{_ADVICE_SILENT} What was asked for may still be done."
 _ADVICE_AWAY: Final = "Is the address right, and does every firewall on the way let it through?"
+_ADVICE_ANNOUNCED: Final = (
+    "The server that holds the directory is starting or ending, or in a container: "
+    "repeat the command, there if need be, or name its port with --admin HOST:PORT."
+)
+_ADVICE_PROXY: Final = "What answers there is a proxy whose server is away: start that."
 _LOOPBACK: Final = {"127.0.0.1", "::1", "localhost"}
 _ADVICE_OTHER_PORT: Final = (
     "A server's admin port is another one than those of SQS, Azure and MNS: "
@@ -265,13 +271,15 @@ class AdminClient:
     def _start(self) -> str:
         """What to do if no server listens there."""
         if self._announced:
-            return "The server that holds the directory is starting or ending: repeat the command."
+            return _ADVICE_ANNOUNCED
         host, port = self._connection.host, self._connection.port
         if host not in _LOOPBACK:
             return f"Start one there, with its admin port at {port}, or name another with --admin HOST:PORT."
         shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        option = "" if shown == ADMIN_DEFAULT else f" --admin {shown}"
-        return f"Start one with `veilmq serve{option}`, or name the directory of one that runs with --data DIR."
+        option = "" if shown == ADMIN_DEFAULT else f" --admin {quote(shown)}"
+        is_tls = isinstance(self._connection, http.client.HTTPSConnection)
+        start = "Start it, with its certificate" if is_tls else f"Start one with `veilmq serve{option}`"
+        return f"{start}, or name the directory of one that runs with --data DIR."
 
     def _silence(self, answer_s: float) -> Failure:
         if not self._is_connected:
@@ -300,7 +308,7 @@ class AdminClient:
     def _not_ours(self, status: int) -> Failure:
         message = f"{self._admin} answers {status}, and not as a VeilMQ admin port"
         if status in _PASSING:
-            return Unreachable(Exit.ADDRESS, message, self._start())
+            return Unreachable(Exit.ADDRESS, message, _ADVICE_PROXY)
         return Failure(Exit.ADDRESS, message, _ADVICE_OTHER_PORT)
 
 

@@ -76,7 +76,6 @@ _SLEEP_S_MAX: Final = 1.0
 _SCAN_MAX: Final = 20_000_000
 _CATCHING_UP: Final = 16
 """Sweeps that add what happened just before the directory was closed to the rollups."""
-_ADVICE_CHECK: Final = "Check the directory with `veilmq check`, and the same --data."
 _ORIGIN: Final = Origin("admin", "admin", f"veilmq/{veilmq.__version__} (command line)")
 
 
@@ -135,9 +134,9 @@ class DirectAccess:
         self, operation: str, queue: QueueKey, members: Mapping[str, Any], command_id: str | None = None
     ) -> dict[str, Any]:
         row = OPERATIONS[operation]
-        with _failures():
+        with self._failures():
             checked = _key(queue)
-        with _failures(operation):
+        with self._failures(operation):
             asked = Asked(checked, _ORIGIN, self._clock.now())
             wanted = inputs.convert(dict(members), row.shape)
             commands = row.plan(asked, wanted)
@@ -168,7 +167,7 @@ class DirectAccess:
         return found.pop()
 
     def queues(self, account: str, region: str | None, prefix: str, minutes: int = 0) -> Iterator[dict[str, Any]]:
-        wanted = _checked(account, region, prefix)
+        wanted = self._checked(account, region, prefix)
         command = ListQueues(
             origin=_ORIGIN,
             account=None if account == "*" else account,
@@ -176,12 +175,12 @@ class DirectAccess:
             prefix=wanted.prefix,
             count_max=len(self._store.reader.queues) + 1,
         )
-        with _failures():
+        with self._failures():
             (outcome,) = self._call([command])
         assert isinstance(outcome, QueuesListed)
         by_key = self._store.reader.queues
         lines = [(by_key[info.key], list(by_key[info.key].ready)) for info in outcome.queues]
-        with _failures():
+        with self._failures():
             ages = oldest_ages_us(self._store.reader, lines, self._clock.now())
         rates: dict[int, dict[str, Any]] = {}
         if minutes:
@@ -194,18 +193,18 @@ class DirectAccess:
 
     def topics(self, account: str, region: str | None, prefix: str) -> Iterator[dict[str, Any]]:
         """Without a server nothing is pushed."""
-        _checked(account, region, prefix)
+        self._checked(account, region, prefix)
         for key in topics_of(self._store.reader, account, region, prefix):
             yield views.shown_topic(self._store.reader, self._store.reader.topics[key], None)
 
     def moves(self, account: str, region: str | None, prefix: str) -> Iterator[dict[str, Any]]:
-        _checked(account, region, prefix)
+        self._checked(account, region, prefix)
         for task in all_moves(self._store.reader):
             if covers(task.source, account, region, prefix):
                 yield views.shown_move(task)
 
     def jobs(self, account: str, region: str | None, prefix: str) -> Iterator[dict[str, Any]]:
-        _checked(account, region, prefix)
+        self._checked(account, region, prefix)
         for job in operator.all_jobs(self._store.reader):
             if covers(job.source, account, region, prefix):
                 yield to_builtins(operator.shown_job(job))
@@ -216,7 +215,7 @@ class DirectAccess:
         return to_builtins(operator.shown_job(self._job(job)))  # type: ignore[no-any-return]
 
     def _job(self, job: str) -> AnyJob:
-        with _failures():
+        with self._failures():
             wanted = inputs.message_id(job, "job")
             found = operator.find_job(self._store.reader, wanted)
             if found is None:
@@ -224,7 +223,7 @@ class DirectAccess:
             return found
 
     def start_job(self, queue: QueueKey, members: Mapping[str, Any], command_id: str) -> dict[str, Any]:
-        with _failures("start_job"):
+        with self._failures("start_job"):
             key = _key(queue)
             wanted = inputs.convert({**members, "queue": views.shown_key(key)}, inputs.JobInput)
             asked = operator.Asked("start_job", str(key), wanted)
@@ -233,13 +232,13 @@ class DirectAccess:
 
     def cancel_job(self, job: str, command_id: str) -> dict[str, Any]:
         found = self._job(job)
-        with _failures():
+        with self._failures():
             asked = operator.Asked("cancel_job", id_text(found.id), inputs.Nothing())
             outcomes = self._carry_out(asked, [operator.cancelling(_ORIGIN, found)], command_id)
             return to_builtins(operator.shown_outcome(outcomes, job))  # type: ignore[no-any-return]
 
     def quarantined(self, account: str, region: str | None, prefix: str, *, bodies: bool) -> Iterator[dict[str, Any]]:
-        _checked(account, region, prefix)
+        self._checked(account, region, prefix)
 
         def page(after: str) -> dict[str, Any]:
             def wanted(queue: QueueKey) -> bool:
@@ -247,7 +246,7 @@ class DirectAccess:
 
             return quarantine_page(self._store.reader, wanted, after, inputs.PAGE_MAX, bodies=bodies)
 
-        return (message for each in _pages(page) for message in each["messages"])
+        return (message for each in self._pages(page) for message in each["messages"])
 
     def messages(self, queue: QueueKey, wanted: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
@@ -255,7 +254,7 @@ class DirectAccess:
             key, given = _key(queue), inputs.convert({**wanted, "after": after}, inputs.PageInput)
             return message_page(self._store.reader, key, given, self._clock.now())
 
-        return _pages(page)
+        return self._pages(page)
 
     def holders(self, queue: QueueKey, client: str) -> Iterator[dict[str, Any]]:
         """Without a server nobody waits."""
@@ -266,51 +265,51 @@ class DirectAccess:
             found = holder_page(self._store.reader, key, wanted, self._clock.now())
             return found | {"waiters": shown_waiters(Counter())}
 
-        return _pages(page)
+        return self._pages(page)
 
     def blocked(self, queue: QueueKey, limit: int) -> dict[str, Any]:
-        with _failures():
+        with self._failures():
             key, wanted = _key(queue), inputs.convert({"limit": limit}, BlockedInput)
             return blocked_page(self._store.reader, key, wanted, self._clock.now())
 
     def rollups(self, queue: QueueKey, wanted: Mapping[str, Any]) -> dict[str, Any]:
-        with _failures():
+        with self._failures():
             live = live_part(self._store.reader, _key(queue), self._clock.now())
             return rollup_page(self._store.reader, live, inputs.convert(dict(wanted), inputs.RollupsInput))
 
     def past(self, queue: QueueKey, wanted: Mapping[str, Any]) -> dict[str, Any]:
-        with _failures():
+        with self._failures():
             key, asked = _key(queue), inputs.convert(dict(wanted), PastInput)
             return past_page(self._store.reader, key, asked, self._clock.now())
 
     def timeout(self, queue: QueueKey, tried_us: int | None) -> dict[str, Any]:
-        with _failures():
+        with self._failures():
             live = live_part(self._store.reader, _key(queue), self._clock.now())
             wanted = inputs.convert({"timeout_us": tried_us}, TimeoutInput)
             with self._store.reader.look() as view:
                 return timeout_page(view, live.queue, wanted, live.now)
 
     def worst(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
-        with _failures():
+        with self._failures():
             asked = inputs.convert(dict(wanted), inputs.WorstInput)
             account = asked.account or self._sole_account()
             return worst_at_once(self._store.reader, account, Wanted(asked, lambda _: True), self._clock.now())
 
     def wrong_timeouts(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
-        with _failures():
+        with self._failures():
             asked = inputs.convert(dict(wanted), WrongInput)
             account = asked.account or self._sole_account()
             return Timeouts(self._store.reader).wrong_at_once(account, asked, self._clock.now())
 
     def failures(self, queue: QueueKey, minutes: int) -> dict[str, Any]:
-        with _failures():
+        with self._failures():
             wanted = inputs.convert({"minutes": minutes}, FailuresInput)
             self._catch_up()
             live = live_part(self._store.reader, _key(queue), self._clock.now())
             return failure_page(self._store.reader, live, wanted, lines=True)
 
     def all_failures(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
-        with _failures():
+        with self._failures():
             given = {name: value for name, value in wanted.items() if value is not None}
             asked = inputs.convert(given, AllFailuresInput)
             self._catch_up()
@@ -331,7 +330,7 @@ class DirectAccess:
 
     def message(self, message: str, *, bodies: bool) -> dict[str, Any]:
         wanted = inputs.FindInput(scan=_SCAN_MAX, bodies=bodies)
-        with _failures():
+        with self._failures():
             looking = Caller(_ORIGIN, self._clock.now())
             found = find_message(self._store.reader, inputs.message_id(message), wanted, Scope(), looking)
             if found.peeks:
@@ -340,11 +339,11 @@ class DirectAccess:
 
     def sends(self, deduplication_id: str, queue: str | None) -> dict[str, Any]:
         given = {"deduplication_id": deduplication_id, "queue": queue, "scan": _SCAN_MAX}
-        with _failures():
+        with self._failures():
             return find_sends(self._store.reader, inputs.convert(given, inputs.SendsInput), Scope())
 
     def trace(self, message: str) -> dict[str, Any]:
-        with _failures(), self._store.reader.look() as view:
+        with self._failures(), self._store.reader.look() as view:
             now = self._clock.now()
             timeouts = Timeouts(self._store.reader)
             message_id = inputs.message_id(message)
@@ -353,14 +352,14 @@ class DirectAccess:
 
     def events(self, start: str, limit: int, follow_s: float, wanted: Mapping[str, str] = EVERYTHING) -> Piece:
         """Without a server nothing new can come, so it does not wait."""
-        with _failures(), self._store.reader.look() as view:
+        with self._failures(), self._store.reader.look() as view:
             scope = Scope(wanted=inputs.convert(dict(wanted), inputs.EventsInput).chosen())
             found = find_start(view, start)
             stop = min(found.start + limit, found.following)
             return Piece(event_lines(view, found.start, stop, scope), found.start, stop)
 
     def accept_clock(self, command_id: str) -> dict[str, Any]:
-        with _failures():
+        with self._failures():
             asked = operator.Asked("accept_clock", "clock", inputs.Nothing())
             (outcome,) = self._carry_out(asked, [self._clock.accepting()], command_id)
             return views.shown_clock(outcome)
@@ -389,43 +388,40 @@ class DirectAccess:
                 due = engine.next_due(now)
                 time.sleep(_SLEEP_S_MAX if due is None else min(max(due - now, 0) / 1e6, _SLEEP_S_MAX))
 
+    def _pages(self, page: Callable[[str], dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """All pages: each asks for what comes after the one before. Raises Failure."""
+        after: str | None = ""
+        while after is not None:
+            with self._failures():
+                found = page(after)
+            yield found
+            after = found["after"]
 
-def _pages(page: Callable[[str], dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """All pages: each asks for what comes after the one before. Raises Failure."""
-    after: str | None = ""
-    while after is not None:
-        with _failures():
-            found = page(after)
-        yield found
-        after = found["after"]
+    def _checked(self, account: str, region: str | None, prefix: str) -> inputs.ListInput:
+        """Check the input as the admin port would. Raises Failure."""
+        given = {"account": account, "region": region, "prefix": prefix}
+        with self._failures():
+            return inputs.convert({name: each for name, each in given.items() if each is not None}, inputs.ListInput)
+
+    @contextmanager
+    def _failures(self, operation: str = "") -> Iterator[None]:
+        """Turn a command's errors into those of the command line."""
+        try:
+            yield
+        except StoreError as error:
+            raise Failure(Exit.STORE, str(error), f"Check it with: {check_command(self._directory)}") from None
+        except VeilError as error:
+            answer = described(error)
+            message = answer["message"]
+            if answer["field"]:
+                message = refused_value(answer["field"], message, operation=operation)
+            raise failure_of(answer["error"], message, answer) from None
+        except Refused as refused:
+            raise failure_of(refused.error, refused.message, {}) from None
+        except HistoryTrimmed as error:
+            raise failure_of("history_trimmed", str(error), {"first_offset": error.first_offset}) from None
 
 
 def _key(queue: QueueKey) -> QueueKey:
     """The queue, whose account, region and name are checked as the admin port does. Raises ParameterInvalid."""
     return inputs.queue_key(queue.account, queue.region, queue.name)
-
-
-def _checked(account: str, region: str | None, prefix: str) -> inputs.ListInput:
-    """Check the input as the admin port would. Raises Failure."""
-    given = {"account": account, "region": region, "prefix": prefix}
-    with _failures():
-        return inputs.convert({name: each for name, each in given.items() if each is not None}, inputs.ListInput)
-
-
-@contextmanager
-def _failures(operation: str = "") -> Iterator[None]:
-    """Turn a command's errors into those of the command line."""
-    try:
-        yield
-    except StoreError as error:
-        raise Failure(Exit.STORE, str(error), _ADVICE_CHECK) from None
-    except VeilError as error:
-        answer = described(error)
-        message = answer["message"]
-        if answer["field"]:
-            message = refused_value(answer["field"], message, operation=operation)
-        raise failure_of(answer["error"], message, answer) from None
-    except Refused as refused:
-        raise failure_of(refused.error, refused.message, {}) from None
-    except HistoryTrimmed as error:
-        raise failure_of("history_trimmed", str(error), {"first_offset": error.first_offset}) from None

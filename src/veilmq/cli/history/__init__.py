@@ -275,9 +275,8 @@ def _report_unknown(asked: "Asked", wanted: Mapping[str, str]) -> None:
             break
         at = str(piece.following)
     where = f" in account {account}, region {region}" if place else ""
-    _notice(
-        f"there is no queue {name}{where}, and no event of one in the history. `veilmq queues list --all` shows all."
-    )
+    every = asked.advised("`veilmq queues list --all` shows all.")
+    _notice(f"there is no queue {name}{where}, and no event of one in the history. {every}")
 
 
 def _queue(asked: "Asked", name: str | None) -> str | None:

@@ -386,7 +386,7 @@ def show(asked: Asked, rows: list[dict[str, Any]], columns: tuple[str, ...], mor
             print_json(row)
         return
     if not rows:
-        print("no rows: the history has no events for this job", file=sys.stderr)
+        print("no rows: the history has too little for this analysis", file=sys.stderr)
         return
     from veilmq.cli.output import table
 

@@ -49,13 +49,18 @@ from veilmq.cli.remote.queues.rates import at, rates, timeout, worst
 from veilmq.cli.remote.workers import list_accounts, list_failures, list_holders, list_workers, show_queue, top
 
 if TYPE_CHECKING:
-    from veilmq.cli.access import AdminAccess, Home, Target
+    from veilmq.cli.access import AdminAccess, Home
     from veilmq.cli.access.http import HttpAccess
     from veilmq.model.settings.queue import QueueKey
 
 
-_ADVISED: Final = re.compile(r"(?:(?<=`)|(?<=: ))veilmq (?:queues|moves|templates|quarantine|events|peek)[^`]*(?=`|$)")
+_ADVISED: Final = re.compile(
+    r"(?:(?<=`)|(?<=: ))veilmq (?:queues|moves|jobs|templates|quarantine|events|peek)[^`]*(?=`|$)"
+)
 """A command that an advice names: in backticks, or after a colon up to the end."""
+_PLACE: Final = ("account", "region")
+_NAMING: Final = (*_PLACE, "admin", "token_file", "data")
+"""Options that an advised command repeats."""
 _ELSEWHERE_MAX: Final = 10_000
 """Queues searched for other regions."""
 _REGIONS_SHOWN: Final = 5
@@ -75,6 +80,8 @@ class Asked:
     """The ids of the calls that change something; None: they have none."""
     is_named: bool = False
     """Whether the user gave the id: this may be a repetition."""
+    advised: Callable[[str], str] = str
+    """Completes the commands in a text: for the same server or directory, account and region."""
 
     @cached_property
     def _home(self) -> "Home":
@@ -291,12 +298,13 @@ def command_of(body: Callable[..., None], ids: Id = Id.NEVER) -> Callable[..., N
         target = Target(taken["admin"], taken["token_file"], taken["data"])
         again = partial(server_access, target, os.environ)
         own_ids = _ids(taken.get("command_id"), ids)
+        advised = partial(_advised, {name: taken[name] for name in _NAMING})
         try:
             with open_access(target, os.environ) as access:
                 named, is_named = (taken["account"], taken["region"]), taken.get("command_id") is not None
-                body(Asked(access, named, taken["as_json"], again, own_ids, is_named), **given)
+                body(Asked(access, named, taken["as_json"], again, own_ids, is_named, advised), **given)
         except Failure as failure:
-            failure.advice = _advised(failure.advice, target)
+            failure.advice = advised(failure.advice)
             raise
 
     kind = inspect.Parameter.KEYWORD_ONLY
@@ -311,11 +319,15 @@ def command_of(body: Callable[..., None], ids: Id = Id.NEVER) -> Callable[..., N
     return command
 
 
-def _advised(advice: str, target: "Target") -> str:
-    """The advice, whose commands are for the same server or directory."""
-    named = {"--admin": target.admin, "--token-file": target.token_file, "--data": target.data}
-    options = "".join(f" {name} {quote(str(value))}" for name, value in named.items() if value)
-    return _ADVISED.sub(lambda found: found[0] + options, advice)
+def _advised(named: Mapping[str, Any], text: str) -> str:
+    """The text, whose commands are for the same server or directory, account and region."""
+
+    def whole(found: re.Match[str]) -> str:
+        left_out = _PLACE if "--all" in found[0].split() else ()
+        options = [(name, value) for name, value in named.items() if value and name not in left_out]
+        return found[0] + "".join(f" --{name.replace('_', '-')} {quote(str(value))}" for name, value in options)
+
+    return _ADVISED.sub(whole, text)
 
 
 def _check_text(values: Iterable[Any]) -> None:

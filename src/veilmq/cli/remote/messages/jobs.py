@@ -114,7 +114,7 @@ def _end(asked: "Asked", job: Mapping[str, Any], *, wait: bool) -> None:
     except (KeyboardInterrupt, Unreachable):
         one = job["id"]
         notice = f"job {one} has not ended: a server goes on with it, or `veilmq jobs show {one} --wait` does"
-        print(f"\r\x1b[K{notice}" if shows else notice, file=sys.stderr)
+        print("\r\x1b[K" * shows + asked.advised(notice), file=sys.stderr)
         raise
     if shows:
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)

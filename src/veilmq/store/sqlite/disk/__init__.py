@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from shlex import quote
 from typing import Any, Final, TypeAlias, TypeVar
 
 import apsw
@@ -263,9 +264,10 @@ def unusable(path: Path, error: Exception) -> DatabaseUnusable:
     reason = MISMATCH if is_mismatch(error) else f"{type(error).__name__}: {error}"
     if isinstance(error, apsw.CorruptError):
         reason += own_file.missing_end(path)
+    check = f"veilmq check --data {quote(str(path.parent))}"
     return kind(
         f"{path} cannot be opened ({reason}):"
-        " free space if the disk is full; else look at it with `veilmq check`, and with `--repair` if it is damaged"
+        f" free space if the disk is full; else look at it with `{check}`, and with `--repair` if it is damaged"
     )
 
 
