@@ -559,6 +559,8 @@ def test_help_and_version(veilmq: Any) -> None:
         (["serve", "--help"], "--tls-cert"),
         (["serve", "--help"], "\nPorts:\n  --sqs HOST:PORT  "),
         (["work", "--help"], "\nLeases:\n  --lease TIME  "),
+        (["events", "--help"], "\nServer:\n  --account ID  "),
+        (["events", "--help"], "\nCommands:\n  export  "),
         (["--help"], "Commands:\n  serve       Serve queues over SQS, Azure Queue Storage and MNS until SIGTERM\n"),
         (["--version"], "veilmq "),
     ):

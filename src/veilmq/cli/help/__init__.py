@@ -47,7 +47,7 @@ def adapt(command: Any) -> None:
     below = getattr(command, "commands", {})
     for each in below.values():
         adapt(each)
-    if not below:
+    if not below or command.invoke_without_command:
         command.format_options = partial(_list_options, command)
 
 
@@ -72,6 +72,8 @@ def _list_options(command: Any, context: Any, formatter: Any) -> None:
         if records := [record for each in below if (record := each.get_help_record(context))]:
             with formatter.section(heading):
                 formatter.write_dl(records)
+    if hasattr(command, "commands"):
+        command.format_commands(context, formatter)
 
 
 def _in_range(convert: Callable[..., Any], least: int, most: int | None, text: Any, option: Any, context: Any) -> Any:
