@@ -184,6 +184,15 @@ class TestDirectory:
         assert (code, level) == (2, "error")
         assert text == f"{stopped} belongs to uid 0, and veilmq.db in it does not"
         assert fix == f"chown -R 0 {stopped}"
+        spaced = stopped / "a b"
+        spaced.mkdir()
+        spaced.chmod(0o755)
+        for name, owner in (("admin-token", 0), ("veilmq.db", 65_534)):
+            (spaced / name).touch()
+            (spaced / name).chmod(0o644)
+            os.chown(spaced / name, owner, -1)
+        fixes = [f"chmod 700 '{spaced}'", f"chown -R 0 '{spaced}'", f"chmod 600 '{spaced}/admin-token'"]
+        assert [each.fix for each in checks.directory(spaced, None)] == fixes
 
     @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a file away")
     def test_of_another_user_stays_that_users(self, doctor: Any, stopped: Path) -> None:
@@ -282,7 +291,9 @@ class TestCredentials:
         assert (code, level, said in text) == (2, "error", True), text
 
     def test_a_file_that_others_can_read(self, run: Run, doctor: Any, tmp_path: Path) -> None:
-        path = tmp_path / "credentials.toml"
+        path = tmp_path / "its credentials.toml"
+        _, ((_, _, fix),) = doctor("credentials", "--credentials", str(path))
+        assert fix == f"veilmq keys new --into '{path}'"
         run("keys", "new", "--into", str(path))
         assert doctor("credentials", "--credentials", str(path)) == (WELL, [("ok", "1 account, 1 key", "")])
         path.chmod(0o644)

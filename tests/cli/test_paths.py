@@ -38,10 +38,10 @@ GIVEN = dict.fromkeys(
 
 
 def test_a_data_directory_is_not_made_below_what_is_not_there(serve: Serve, tmp_path: Path) -> None:
-    server = serve(data=tmp_path / "typo" / "deeper" / "data")
+    server = serve(data=tmp_path / "typo" / "deep er" / "data")
     assert server.ended() == 3
     assert f"because {tmp_path}/typo is not there" in server.told()
-    assert f"mkdir -p {tmp_path}/typo/deeper" in server.told()
+    assert f"mkdir -p '{tmp_path}/typo/deep er'" in server.told()
     assert not (tmp_path / "typo").exists()
     with pytest.raises(TransportError, match="mkdir -p"):
         veilmq.connect(f"veil://{tmp_path}/typo/data?queue=q&create=1")
@@ -116,25 +116,25 @@ def test_the_closed_directory_above_is_named(closed: Path) -> None:
 
 def test_the_directory_that_takes_no_new_one_is_named(reachable: Path) -> None:
     reachable.joinpath("theirs").mkdir(0o700)
-    key = reachable / "key.pem"
+    key = reachable / "its key.pem"
     key.touch(0o600)
     reachable.joinpath("live").mkdir(0o700)  # as certbot makes it
     reachable.joinpath("ours").mkdir(0o777)
     reachable.joinpath("ours").chmod(0o777)
     with other_user():
         own = os.geteuid()
-        closed = closed_to_user(reachable / "data", made=True)
+        closed = closed_to_user(reachable / "its data", made=True)
         assert closed.startswith(
             f"{reachable} may not be written by this user (uid {own}): have it made for you, sudo "
         )
-        assert closed.endswith(f" -m 700 -o {own} {reachable}/data.")
+        assert closed.endswith(f" -m 700 -o {own} '{reachable}/its data'.")
         assert closed_to_user(reachable / "data") == ""
-        data = reachable / "ours" / "data"
+        data = reachable / "ours" / "its data"
         data.mkdir(0o500)
         told = _in_the_way(PermissionError(13, "Permission denied", str(data / "lock")), Settings(data=data))
-        assert told.advice == f"Its mode keeps even its owner (uid {own}) from writing: chmod 700 {data}"
+        assert told.advice == f"Its mode keeps even its owner (uid {own}) from writing: chmod 700 '{data}'"
         data.chmod(0)
-        assert closed_to_user(data).endswith(f"may not be read by this user (uid {own}): chmod 700 {data}.")
+        assert closed_to_user(data).endswith(f"may not be read by this user (uid {own}): chmod 700 '{data}'.")
         theirs, secret = closed_to_user(reachable / "theirs"), closed_to_user(key)
         servers = closed_to_user(key, of_server=True)
         below = closed_to_user(reachable / "live" / "key.pem", of_server=True)
@@ -142,7 +142,7 @@ def test_the_directory_that_takes_no_new_one_is_named(reachable: Path) -> None:
     assert f"may not be read by this user (uid {own}): run the command as its owner, sudo -u " in theirs
     assert f"may not be read by this user (uid {own}): run the command as its owner, sudo -u " in secret
     if key.stat().st_uid == 0:  # a service cannot become root
-        assert servers.endswith(f"(uid {own}): chown {user} {key} as root.")
+        assert servers.endswith(f"(uid {own}): chown {user} '{key}' as root.")
         assert (
             below == f"{key.parent}/live is closed to this user (uid {own}): put key.pem where this user may read it."
         )
@@ -193,8 +193,8 @@ def test_a_credentials_file_is_asked_for_by_what_is_wrong_with_it(closed: Path, 
         new_key(None, as_json=False, into=place / "new.toml")
     assert (refused.value.advice == "Check the path.") == os.access(place, os.W_OK | os.X_OK)
     with pytest.raises(Failure) as missing:
-        _keys(Settings(credentials=reachable / "keys"))
-    assert missing.value.advice == f"Make it with: veilmq keys new --into {reachable}/keys"
+        _keys(Settings(credentials=reachable / "new keys"))
+    assert missing.value.advice == f"Make it with: veilmq keys new --into '{reachable}/new keys'"
     (reachable / "keys").touch(0o600)
     with pytest.raises(Failure, match="account") as wrong:
         _keys(Settings(credentials=reachable / "keys"))
@@ -268,11 +268,11 @@ def test_a_copy_is_not_made_below_what_is_not_there(full_of: Path) -> None:
         lambda place: backup(full_of / "data", place, as_json=False),
         lambda place: make_place(place, "DIR"),
     ):
-        failure = told(lambda body=body: body(full_of / "typo" / "copy"))
+        failure = told(lambda body=body: body(full_of / "ty po" / "copy"))
         assert "is not made, because its parent is not there" in str(failure)
-        assert failure.advice.endswith(f"mkdir -p {full_of}/typo")
+        assert failure.advice.endswith(f"mkdir -p '{full_of}/ty po'")
         assert failure.code is Exit.USAGE
-    assert not (full_of / "typo").exists()
+    assert not (full_of / "ty po").exists()
     backup(full_of / "data", full_of / "copy", as_json=False)
 
 

@@ -28,7 +28,7 @@ def data(tmp_path: Path) -> Data:
     """`data(format)`: a data directory of that format."""
 
     def of(version: int) -> Path:
-        directory = tmp_path / f"data-{version}"
+        directory = tmp_path / f"data {version}"
         directory.mkdir(mode=0o700)
         shutil.copy(FIXTURES / f"schema-{version}.db", directory / "veilmq.db")
         shutil.copy(FIXTURES / f"schema-{version}.redo", directory / "redo")
@@ -69,7 +69,7 @@ def test_each_older_format_is_brought_up_to_date_at_the_start(run: Run, data: Da
         assert {path: path.read_bytes() for path in before} == before
         shown = run("upgrade", "--check", "--data", str(there)).out
         assert f"the start brings format {number} to {STATE_FORMAT}" in shown
-        assert f"`veilmq backup DEST --data {there}`" in shown
+        assert f"`veilmq backup DEST --data '{there}'`" in shown
 
 
 def test_the_same_format_needs_nothing_and_has_a_way_back(run: Run, data: Data) -> None:
@@ -115,7 +115,7 @@ def test_a_full_disk_and_a_lost_file_stand_in_the_way(
             done = run(*command, "--data", str(killed))
             assert done.code
             assert f"veilmq.db is {state}, but other files of it exist" in done.out + done.err
-            assert f"veilmq check --data {killed} --repair" in done.out + done.err
+            assert f"veilmq check --data '{killed}' --repair" in done.out + done.err
         (killed / "veilmq.db").touch()
         (killed / remains).unlink()
     there = data(1)

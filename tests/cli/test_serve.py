@@ -189,7 +189,7 @@ def test_wrong_flags_and_files(serve: Serve, tmp_path: Path, keys: Path) -> None
 
 
 def test_a_directory_that_cannot_be_served(serve: Serve, tmp_path: Path) -> None:
-    opened = tmp_path / "opened"
+    opened = tmp_path / "an opened one"
     opened.mkdir()
     opened.chmod(0o755)
     file = tmp_path / "file"
@@ -198,13 +198,14 @@ def test_a_directory_that_cannot_be_served(serve: Serve, tmp_path: Path) -> None
     connection = connect(tmp_path / "newer" / DATABASE)
     connection.pragma("user_version", 99)
     connection.close()
-    serve(data=tmp_path / "shown").ready().stop()
-    (tmp_path / "shown" / "admin-token").chmod(0o644)
+    shown = tmp_path / "its data"
+    serve(data=shown).ready().stop()
+    (shown / "admin-token").chmod(0o644)
     for data, told in (
-        (opened, "chmod 700"),
+        (opened, f"chmod 700 '{opened}'"),
         (file, "file"),
         (tmp_path / "newer", "upgrade"),
-        (tmp_path / "shown", "600"),
+        (shown, f"chmod 600 '{shown}/admin-token'"),
     ):
         server = serve(data=data)
         assert server.ended() == 3, server.told()

@@ -170,7 +170,7 @@ def test_a_socket_that_no_port_takes_is_refused(activated: Callable[..., subproc
 
 
 def test_another_users_directory_is_not_given_up_for_another() -> None:
-    failure = _in_the_way(PermissionError(errno.EACCES, "Permission denied", "d/lock"), Settings(data=Path("d")))
+    failure = _in_the_way(PermissionError(errno.EACCES, "Permission denied", "a d/lock"), Settings(data=Path("a d")))
     assert failure.code is Exit.DIRECTORY
-    assert str(failure) == "d/lock: Permission denied"
-    assert failure.advice.endswith(f"chown -R {os.geteuid()}: d")
+    assert str(failure) == "a d/lock: Permission denied"
+    assert failure.advice.endswith(f"chown -R {os.geteuid()}: 'a d'")

@@ -203,7 +203,8 @@ def closed_to_user(path: Path, *, made: bool = False, of_server: bool = False) -
     if may(path, os.F_OK) and not may(path, os.R_OK):
         step = _way_in(path)
         if of_server and _of_root(path) and path.is_file():
-            step = f"chown {_named(os.geteuid())} {path} as root"  # a service cannot become root, and should not
+            # A service cannot become root, and should not.
+            step = f"chown {_named(os.geteuid())} {quote(str(path))} as root"
         return f"{path} may not be read by this user ({_user()}): {step}."
     return ""
 
@@ -217,7 +218,7 @@ def _way_in(path: Path) -> str:
     """What to type, so that this user may use the file or directory."""
     owner = path.stat().st_uid
     if owner == os.geteuid():
-        return f"chmod {'700' if path.is_dir() else '600'} {path}"
+        return f"chmod {'700' if path.is_dir() else '600'} {quote(str(path))}"
     return f"run the command as its owner, sudo -u {_named(owner, '#')}"
 
 
@@ -242,7 +243,8 @@ def unusable(data: Path, error: OSError) -> Failure:
     """Why a server cannot use its data directory, and what to do."""
     where = error.filename or data
     if error.errno in {errno.EACCES, errno.EPERM}:
-        owner = f"The data directory and all in it must belong to the server's user: chown -R {os.geteuid()}: {data}"
+        chown = f"chown -R {os.geteuid()}: {quote(str(data))}"
+        owner = f"The data directory and all in it must belong to the server's user: {chown}"
         advice = closed_to_user(data, made=True) or own_and_closed(data, Path(where)) or owner
     else:
         advice = DISK_ADVICE.get(error.errno or 0, "Choose another directory with --data DIR.")
@@ -260,7 +262,7 @@ def unwritable(path: Path, below: Path | None = None) -> str:
     if _denial(path) == errno.EROFS:
         return f"{path} is on a file system that is mounted read-only."
     if below is not None and path.stat().st_uid != os.geteuid():
-        step = f"have it made for you, sudo install -d -m 700 -o {os.geteuid()} {below}"
+        step = f"have it made for you, sudo install -d -m 700 -o {os.geteuid()} {quote(str(below))}"
     else:
         step = _way_in(path)
     return f"{path} may not be written by this user ({_user()}): {step}."
@@ -298,7 +300,7 @@ def check_directory(path: Path, named: str, *, beside: bool = False) -> None:
         advice = f"{closed} Name a directory {'in one ' if beside else ''}that you may write to."
         raise Failure(Exit.USAGE, f"{named}: {path}: {os.strerror(_denial(path))}", advice)
     if not parent.is_dir():
-        advice = f"Check the path, or make it first: mkdir -p {parent}"
+        advice = f"Check the path, or make it first: mkdir -p {quote(str(parent))}"
         raise Failure(Exit.USAGE, f"{named}: {path} is not made, because its parent is not there", advice)
 
 

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable
 from ipaddress import ip_address
 from pathlib import Path
+from shlex import quote
 from shutil import rmtree
 from typing import Final
 from urllib.parse import urlsplit
@@ -198,7 +199,7 @@ class DataDirectory:
             raise DirectoryUnsafe(f"{str(path)!a}: SQLite opens no file below a name that is not UTF-8") from None
         _make(path)
         if path.stat().st_mode & 0o077:
-            raise DirectoryUnsafe(f"{path} is open to other users: chmod 700 {path}")
+            raise DirectoryUnsafe(f"{path} is open to other users: chmod 700 {quote(str(path))}")
         self._lock = _take_lock(path)
         try:
             self._own = take_directory(path)
@@ -312,8 +313,9 @@ def _make(path: Path) -> None:
         while not missing.parent.exists():
             missing = missing.parent
         parent = path.absolute().parent
+        made = f"mkdir -p {quote(str(parent))}"
         raise DirectoryUnsafe(
-            f"{path} is not made, because {missing} is not there: check the path, or make it first: mkdir -p {parent}"
+            f"{path} is not made, because {missing} is not there: check the path, or make it first: {made}"
         ) from None
 
 

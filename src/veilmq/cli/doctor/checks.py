@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from shlex import quote
 from statistics import median
 from time import perf_counter
 from typing import Any, Final
@@ -227,7 +228,7 @@ def directory(path: Path, holder: Holder | None) -> Iterator[Finding]:
     status = path.stat()
     if status.st_mode & 0o077:
         wrong = True
-        yield Finding("directory", Level.ERROR, f"{path} is open to other users", f"chmod 700 {path}")
+        yield Finding("directory", Level.ERROR, f"{path} is open to other users", f"chmod 700 {quote(str(path))}")
     own, owner = os.geteuid(), status.st_uid
     others = sorted(each.name for each in path.iterdir() if each.lstat().st_uid != owner)
     if others or own not in (0, owner):
@@ -235,12 +236,12 @@ def directory(path: Path, holder: Holder | None) -> Iterator[Finding]:
         text = f"{path} belongs to uid {owner}" + (
             f", and {', '.join(others[:_SHOWN])} in it does not" if others else ""
         )
-        fix = f"chown -R {owner if others else own} {path}" + ("" if others else f", or become uid {owner}")
+        fix = f"chown -R {owner if others else own} {quote(str(path))}" + ("" if others else f", or become uid {owner}")
         yield Finding("directory", Level.ERROR, text, fix)
     token = path / "admin-token"
     if token.exists() and token.stat().st_mode & 0o077:
         wrong = True
-        yield Finding("directory", Level.ERROR, f"{token} is open to other users", f"chmod 600 {token}")
+        yield Finding("directory", Level.ERROR, f"{token} is open to other users", f"chmod 600 {quote(str(token))}")
     if not wrong:
         state = "nobody holds it" if holder is None else f"held by pid {holder.pid}"
         yield Finding("directory", Level.OK, f"{path}: {state}")
@@ -259,13 +260,14 @@ def credentials(settings: Settings) -> Iterator[Finding]:
             yield Finding("credentials", Level.OK, f"{none}: whoever is on this machine may do everything")
         return
     path = settings.credentials
+    into = f"--into {quote(str(path))}"
     try:
         accounts = Credentials(path).accounts
     except FileInvalid as error:
-        fix = file_advice(error, missing=f"veilmq keys new --into {path}", wrong="Mend it, and run this again.")
+        fix = file_advice(error, missing=f"veilmq keys new {into}", wrong="Mend it, and run this again.")
         yield Finding("credentials", Level.ERROR, str(error), fix)
         return
-    new = f"veilmq keys new --account ID --into {path}, then take the old one out"
+    new = f"veilmq keys new --account ID {into}, then take the old one out"
     weak = 0
     for key in (key for account in accounts for key in account.keys):
         if len(key.secret) < _SECRET_CHARACTERS_MIN or key.secret.lower() in _WELL_KNOWN:
@@ -278,7 +280,7 @@ def credentials(settings: Settings) -> Iterator[Finding]:
         yield Finding("credentials", Level.ERROR, text, fix)
     if not any(account.keys or account.azure_keys or account.identities for account in accounts):
         weak += 1
-        fix = f"veilmq keys new --into {path}"
+        fix = f"veilmq keys new {into}"
         yield Finding("credentials", Level.ERROR, f"{path} has no key: nobody gets in", fix)
     if not weak:
         keys = sum(len(account.keys) + len(account.azure_keys) for account in accounts)
@@ -332,7 +334,7 @@ def certificate(settings: Settings) -> Iterator[Finding]:
         yield Finding("certificate", Level.OK, text)
     if settings.tls_key.stat().st_mode & 0o077:
         text = f"{settings.tls_key} can be read by other users"
-        yield Finding("certificate", Level.WARNING, text, f"chmod 600 {settings.tls_key}")
+        yield Finding("certificate", Level.WARNING, text, f"chmod 600 {quote(str(settings.tls_key))}")
 
 
 def health(holder: Holder | None) -> Iterator[Finding]:

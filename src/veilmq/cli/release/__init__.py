@@ -13,6 +13,7 @@ import re
 import sys
 from importlib import metadata
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any, Final, NamedTuple
 
 import typer
@@ -218,7 +219,7 @@ def _plan_lines(plan: dict[str, Any]) -> list[tuple[str, str]]:
     lines += [("does", what), ("space", sizes), ("way back", back)]
     lines += [("in the way", each) for each in plan["in_the_way"]]
     first = "see to what is in the way, " * bool(plan["in_the_way"])
-    backup = f"veilmq backup DEST --data {plan['data']}"
+    backup = f"veilmq backup DEST --data {quote(str(plan['data']))}"
     steps = (
         f"`{backup}`, stop the server, install the release, start"
         if plan["migrates"]

@@ -28,6 +28,7 @@ from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 import veilmq
@@ -122,7 +123,7 @@ def _keys(settings: Settings) -> Keys:
     try:
         return Credentials(settings.credentials)
     except FileInvalid as error:
-        made = f"Make it with: veilmq keys new --into {settings.credentials}"
+        made = f"Make it with: veilmq keys new --into {quote(str(settings.credentials))}"
         raise Failure(Exit.USAGE, f"--credentials: {error}", file_advice(error, missing=made)) from None
 
 
@@ -236,7 +237,7 @@ def token(directory: Path) -> str:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         if path.stat().st_mode & 0o077:
-            raise DirectoryUnsafe(f"{path} is open to other users: chmod 600 {path}") from None
+            raise DirectoryUnsafe(f"{path} is open to other users: chmod 600 {quote(str(path))}") from None
         found = path.read_bytes().strip()
         if _TOKEN.fullmatch(found):
             return found.decode()
