@@ -309,17 +309,20 @@ class TestCredentials:
 )
 def test_a_certificate_that_ends(doctor: Any, tmp_path: Path, days: int, level: str, said: str) -> None:
     left = datetime.timedelta(days=days) if days > 0 else datetime.timedelta(minutes=-1)
-    for name, content in zip(("mq.pem", "mq.key"), make_pair("mq", left), strict=True):
+    for name, content in zip(("mq.pem", "the mq.key"), make_pair("mq", left), strict=True):
         (tmp_path / name).write_bytes(content)
         (tmp_path / name).chmod(0o600)
-    files = ("--tls-cert", str(tmp_path / "mq.pem"), "--tls-key", str(tmp_path / "mq.key"))
+    files = ("--tls-cert", str(tmp_path / "mq.pem"), "--tls-key", str(tmp_path / "the mq.key"))
     ((found, text, _),) = doctor("certificate", *files)[1]
     assert (found, said in text) == (level, True)
+    (tmp_path / "the mq.key").chmod(0o644)
+    assert doctor("certificate", *files)[1][1][2] == f"chmod 600 '{files[3]}'"
+    (tmp_path / "the mq.key").chmod(0o600)
     pair = (tmp_path / "mq.pem").read_bytes()
     (tmp_path / "mq.pem").write_bytes(pair.replace(b"CERTIFICATE", b"TRUSTED CERTIFICATE"))
     assert doctor("certificate", *files)[1][0][:2] == ("ok", f"{files[1]} fits its key; its end cannot be read")
-    key = (tmp_path / "mq.key").read_bytes()
-    (tmp_path / "mq.key").write_bytes(make_pair("other")[1])
+    key = (tmp_path / "the mq.key").read_bytes()
+    (tmp_path / "the mq.key").write_bytes(make_pair("other")[1])
     both = f"{files[1]} with {files[3]}"
     told = ("error", f"{both}: the key is not that of the certificate")
     assert doctor("certificate", *files)[1][0][:2] == told
@@ -327,10 +330,10 @@ def test_a_certificate_that_ends(doctor: Any, tmp_path: Path, days: int, level: 
         (_encrypted(key), "the key is protected by a passphrase: give one without"),
         (b"no key", f"{files[3]} is no whole PEM file with a key"),
     ):
-        (tmp_path / "mq.key").write_bytes(content)
+        (tmp_path / "the mq.key").write_bytes(content)
         assert doctor("certificate", *files)[1][0][:2] == ("error", f"{both}: {why}")
-    (tmp_path / "mq.key").unlink()
-    assert doctor("certificate", *files)[1][0][:2] == ("error", f"{tmp_path / 'mq.key'} is not there")
+    (tmp_path / "the mq.key").unlink()
+    assert doctor("certificate", *files)[1][0][:2] == ("error", f"{tmp_path / 'the mq.key'} is not there")
 
 
 def _encrypted(key: bytes) -> bytes:

@@ -242,6 +242,7 @@ def test_jobs_are_started_shown_listed_and_cancelled(veilmq: Run, monkeypatch: p
     left = veilmq("jobs", "start", "delete", "other", "--yes", "--wait")
     (job, *_) = veilmq("jobs", "list", "--json").json
     assert (left.code, f"job {job['id']} has not ended: " in left.err) == (130, True)
+    assert re.search(f"`veilmq jobs show {job['id']} --wait --(data|admin) ", left.err)
 
 
 def test_a_message_is_found_by_its_id(veilmq: Run) -> None:

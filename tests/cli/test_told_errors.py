@@ -267,6 +267,7 @@ def test_a_directory_that_cannot_be_written_is_told(data: Path) -> None:
     ids=lambda each: " ".join(each[:2]) if isinstance(each, list) else str(each),
 )
 def test_a_damaged_database_is_told(data: Path, veilmq: Run, table: str, command: list[str], code: int) -> None:
+    data = data.rename(data.with_name("its data"))
     connection = connect(data / DATABASE)
     (bytes_of_page,) = next(connection.execute("PRAGMA page_size"))
     (page,) = next(connection.execute("SELECT rootpage FROM sqlite_schema WHERE name = ?", (table,)))
@@ -276,7 +277,7 @@ def test_a_damaged_database_is_told(data: Path, veilmq: Run, table: str, command
         file.write(b"\xa5" * bytes_of_page)
     done = veilmq(*command, "--data", str(data))
     assert (done.returncode, "Traceback" in done.stderr) == (code, False)
-    assert f"veilmq check --data {data}" in done.stderr.splitlines()[-1]
+    assert f"veilmq check --data '{data}'" in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize("command", [["check"], ["backup", "DEST"], ["queues", "list"]], ids=lambda each: each[0])

@@ -107,6 +107,8 @@ def test_what_is_estimated_is_printed_with_its_interval_and_its_number(
         heads, row = (re.split(r"\s{2,}", lines[at].strip()) for at in (1, 3))
         return dict(zip(heads, row, strict=True))
 
+    show(asked, [], SHOWN["timeouts"])
+    assert capsys.readouterr().err == "no rows: the history has too little for this analysis\n"
     columns_of = {job: columns.split(", ") for job, (columns, *_) in ESTIMATES.items()}
     for job, (_, number, estimated) in ESTIMATES.items():
         told = shown(job)
