@@ -7,9 +7,9 @@ from pathlib import Path
 import apsw
 import msgspec
 import pytest
-from tests.store.redo_stages import killed, started
-from tests.support.contract.stage import TESTER, Stage, bodies, expect, sending
-from tests.support.sqlite import SMALL, SqliteFactory, store_of
+from tests.store.redo_stages import BATCHES, execute, in_the_wal, killed, refused, started
+from tests.support.contract.stage import TESTER, Stage, bodies, expect
+from tests.support.sqlite import SMALL, store_of
 
 from veilmq.model.commands import StartMove
 from veilmq.model.instant import SECOND_US
@@ -24,37 +24,11 @@ from veilmq.store.sqlite.store import SqliteStore
 from veilmq.store.sqlite.tools import check
 from veilmq.store.sqlite.tools.backup import backup
 
-BATCHES = 12
 FLIPS = 60
 WAL_HEADER_BYTES = 32
 FRAME_BYTES = 24 + 4096
 """Of a WAL's page with its header (SQLite, "WAL File Format")."""
 MISSING = "events that were committed last are missing"
-
-
-def in_the_wal(stage: Stage) -> Path:
-    """A killed directory whose acknowledged messages are in the WAL; returns the database."""
-    queue = stage.create()
-    store_of(stage)._writer.redo.close()  # each batch is a transaction
-    for number in range(BATCHES):
-        stage.send(queue, f"acknowledged {number}")
-    return killed(stage)
-
-
-def refused(database: Path, tmp_path: Path) -> None:
-    """Assert that a start, `check` and `backup` all say so, and change nothing."""
-    before = {
-        path.name: path.read_bytes() for path in database.parent.iterdir() if path.name in ("veilmq.db-wal", "redo")
-    }
-    with pytest.raises((NotOurs, DatabaseUnusable)):
-        SqliteStore(database.parent, SMALL)
-    try:
-        assert check(database).problems
-    except DatabaseFailed:
-        pass
-    with pytest.raises((NotOurs, DatabaseFailed)):
-        backup(database, tmp_path / "copy.db")
-    assert before == {name: (database.parent / name).read_bytes() for name in before}
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut", "deleted"])
@@ -347,26 +321,6 @@ def test_a_copy_of_another_database_is_refused_beside_it(stage: Stage, tmp_path:
     assert bodies(stage.receive(queue, 10)) == []
 
 
-def test_a_wal_of_another_database_is_refused(stage: Stage, tmp_path: Path) -> None:
-    """It has more events, and those of its own first life fit into a file of the same age."""
-    database = in_the_wal(stage)
-    wal = database.with_name("veilmq.db-wal")
-    whole = wal.read_bytes()
-    for later_us, copies in ((1, 1), (0, 2)):  # at other instants; in other batches
-        other = Stage(SqliteFactory(tmp_path / f"other {copies}", SMALL))
-        other.later(later_us)
-        queue = other.create()
-        store_of(other)._writer.redo.close()
-        for number in range(2 * BATCHES):
-            other.batch([sending(queue, f"theirs {number}")] * copies)
-        shutil.copyfile(killed(other).with_name("veilmq.db-wal"), wal)
-        refused(database, tmp_path)
-        with pytest.raises(NotOurs, match=r"veilmq\.db-wal is of another database; .* echo lost > .*committed"):
-            SqliteStore(database.parent, SMALL)
-    wal.write_bytes(whole)
-    stage.open()
-
-
 @pytest.mark.parametrize("left", ["the log", "nothing"])
 def test_a_lost_receipt_key_is_no_new_database(stage: Stage, tmp_path: Path, left: str) -> None:
     """With a new key nobody could read the redo log: what it holds would be lost without a word."""
@@ -401,14 +355,6 @@ def test_a_lost_mark_is_no_new_database(stage: Stage, tmp_path: Path) -> None:
         database.with_name("veilmq.db-wal").unlink()
         database.write_bytes(kept)
     stage.open()
-
-
-def execute(database: Path, statement: str) -> None:
-    """Change the database of a store that is not open, and nothing beside it."""
-    connection = connect(database)
-    connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
-    connection.execute(statement)
-    connection.close()
 
 
 def test_where_commits_are_not_synced_there_is_none(tmp_path: Path) -> None:

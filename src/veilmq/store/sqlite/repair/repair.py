@@ -160,6 +160,7 @@ _QUEUE_NAMES: Final = (
     "SELECT generation, account || '/' || region || '/' || name FROM queue WHERE deleted IS NULL ORDER BY 2"
 )
 _OLD_WAL: Final = f"{DATABASE}-wal: left out, because {DATABASE} is of a later moment"
+_OTHER_WAL: Final = f"{DATABASE}-wal: left out, because it is of another database or copy"
 _READS: Final = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
 _AGREED: Final = "SELECT offset FROM mark WHERE offset = (SELECT max(offset + count) FROM history)"
 _CONTENT: Final = (
@@ -179,6 +180,8 @@ class _State(NamedTuple):
     problems: list[str]
     later: bool
     """Whether the redo log has batches that do not follow: something before them is missing."""
+    is_other: bool
+    """Whether its last batch is not the one that was committed last."""
 
 
 def repair(source: Path, destination: Path, backup: Path | None, progress: Progress) -> Repair:
@@ -238,7 +241,8 @@ class _Work:
         """Whether some page is not the newest, and nobody knows which."""
         self._report = report
         self._progress = progress
-        self._noted = last_commit.read(source / COMMITTED)
+        self._notes = last_commit.newest_first(source / COMMITTED)
+        self._noted = next(iter(self._notes), None)
         if self._noted is None:
             report.found.append(f"{COMMITTED}: missing or damaged, so nobody knows what was committed last")
 
@@ -272,10 +276,16 @@ class _Work:
         self._frames = found.frames
         firm, reported = found.firm(), len(self._report.found)
         image, state = self._assembled(self._database, firm)
-        if firm.frames == found.frames and self._offset_alone() > self._offset:  # else frames in doubt may have more
+        is_other = state is not None and state.is_other
+        # Frames in doubt may have more than the file.
+        is_older = firm.frames == found.frames and self._offset_alone() > self._offset
+        if is_other or is_older:
             image.close()
             image, alone = self._assembled(self._database, NO_WAL)
-            if alone is not None and not alone.problems:  # else a checkpoint was under way
+            if is_other and (alone is None or not alone.is_other):
+                self._report.found[reported:], self._frames = [_OTHER_WAL], []
+                return image, alone
+            if not is_other and alone is not None and not alone.problems:  # else a checkpoint was under way
                 self._report.found[reported:], self._report.may_miss = [_OLD_WAL], False
                 return image, alone
             image.close()
@@ -370,8 +380,9 @@ class _Work:
                 if is_lost and (self._noted is None or self._noted.offset <= following):  # it proves nothing
                     self._report.found += [] if lost in self._report.found else [lost]
                     self._report.may_miss = True
+            is_other = self._has_other_batch(epoch, connection)
             if damage:
-                return _State(key, epoch, following, damage, later)
+                return _State(key, epoch, following, damage, later, is_other)
             schema.migrate(connection)
             with connection:
                 if missing:
@@ -380,7 +391,17 @@ class _Work:
             connection.pragma("journal_mode", "DELETE")
         report = tools.check(self._part, self._progress, is_owner=True)
         problems = [f"{each.kind}: {each.text}" for each in report.problems if each.kind != "quarantine"]
-        return _State(key, epoch, following, problems, later)
+        return _State(key, epoch, following, problems, later, is_other)
+
+    def _has_other_batch(self, epoch: bytes, connection: apsw.Connection) -> bool:
+        if self._noted is None or self._noted.epoch != epoch:
+            return False
+        with suppress(apsw.Error):  # a damaged history
+            if last_commit.other_batch(self._notes, connection) is not None:
+                self._report.may_miss = True
+                self._report.found.append(f"{COMMITTED}: the last batch that it knows is another one")
+                return True
+        return False
 
     def _read_log(self, keys: list[bytes]) -> Log:
         return read_log(self._database.with_name(REDO), keys if self._key is None else [self._key])

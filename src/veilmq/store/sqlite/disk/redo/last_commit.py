@@ -138,10 +138,11 @@ def _slot(noted: Noted) -> bytes:
 
 def read(path: Path, places: tuple[int, int] = _PLACES) -> Noted | None:
     """The newer whole slot; None: there is no such file, or the operator gave up what it knows. Raises OSError."""
-    return next(iter(_newest_first(path, places)), None)
+    return next(iter(newest_first(path, places)), None)
 
 
-def _newest_first(path: Path, places: tuple[int, int]) -> list[Noted]:
+def newest_first(path: Path, places: tuple[int, int] = _PLACES) -> list[Noted]:
+    """The whole slots. Raises OSError."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -175,7 +176,7 @@ def find(database: Path, connection: apsw.Connection) -> Found:
     The file is read before: a running server commits on. Raises apsw.Error, msgspec.MsgspecError, OSError.
     """
     committed = database.with_name(COMMITTED)
-    noted, folded = _newest_first(committed, _PLACES), read(committed, _FOLDED_PLACES)
+    noted, folded = newest_first(committed), read(committed, _FOLDED_PLACES)
     return Found(noted, folded, *redo.lacking(database.with_name(REDO), connection))
 
 
@@ -186,7 +187,7 @@ def losses(database: Path, connection: apsw.Connection, found: Found) -> list[st
     log, committed = database.with_name(REDO), database.with_name(COMMITTED)
     loss = None
     if found.noted and not redo_file.is_given_up(log):
-        loss = _loss(committed, found.noted[0], connection, found.missing) or _strange(committed, found, connection)
+        loss = _loss(committed, found.noted[0], connection, found.missing) or _strange(found.noted, connection)
     useless, mixed = _mixed(database, connection, found)
     return [reason for reason in (redo_file.loss(log, connection), useless, loss, mixed) if reason is not None]
 
@@ -220,9 +221,10 @@ def _loss(path: Path, noted: Noted, connection: apsw.Connection, missing: Sequen
     return f"{what}: veilmq.db-wal or {REDO} is damaged, cut, or not of the same moment; {redo_file.advice(path)}"
 
 
-def _strange(path: Path, found: Found, connection: apsw.Connection) -> str | None:
-    """Whether the history has another batch than the one that was noted last, if that had events."""
-    noted, *before = found.noted
+def other_batch(notes: Sequence[Noted], connection: apsw.Connection) -> int | None:
+    """Where the history has another batch than the one that was noted last, if that had events. notes: the newest
+    first, of this database's epoch."""
+    noted, *before = notes
     if not before or noted.number != before[0].number + 1 or noted.offset == before[0].offset:
         return None
     began = before[0].offset
@@ -230,8 +232,18 @@ def _strange(path: Path, found: Found, connection: apsw.Connection) -> str | Non
     # It may be trimmed, or in the redo log alone.
     if row is None or row[0] + row[1] <= began or row == (began, noted.offset - began, noted.clock):
         return None
-    what = f"the batch from offset {began} on is another one: veilmq.db-wal is of another database"
-    return f"{what}; {redo_file.advice(path)}"
+    return began
+
+
+def _strange(notes: Sequence[Noted], connection: apsw.Connection) -> str | None:
+    """Says that the WAL is not this database's, and what to do. With it `lost` would lose this database's messages."""
+    began = other_batch(notes, connection)
+    if began is None:
+        return None
+    return (
+        f"the batch from offset {began} on is another one: veilmq.db-wal is of another database or copy; move"
+        f" veilmq.db-wal and veilmq.db-shm away (keep them), then {redo_file.RESTORE}"
+    )
 
 
 def _mixed(database: Path, connection: apsw.Connection, found: Found) -> tuple[str | None, str | None]:
