@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AsyncExitStack, closing, contextmanager
 from pathlib import Path
 from threading import Event
@@ -28,7 +28,7 @@ from veilmq.cluster.postgres import Postgres
 from veilmq.cluster.postgres.ownership import MARGIN_US, Before, Ownership, Server, begins_at
 from veilmq.cluster.postgres.schema import LEASE_US, Formats, init
 from veilmq.cluster.postgres.snapshots import Snapshots
-from veilmq.cluster.registry import Registry
+from veilmq.cluster.registry import NameTaken, Registry, ServerState
 from veilmq.cluster.snapshotting import Stopped
 from veilmq.engine.directory import STATE_FORMAT
 from veilmq.engine.engine import Engine
@@ -141,6 +141,40 @@ def test_a_copied_directory_does_not_pass_for_the_server_that_it_was_copied_from
     second = holder("twin", "two")
     assert second != first
     assert (holder("copy", "one"), holder("twin", "two")) == (first, second)
+
+
+def test_of_two_servers_on_copies_of_one_directory_the_first_goes_on(
+    cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def member(copy: str, address: str) -> Member:
+        return member_of(cluster, tmp_path / copy, Clock(), address=address)
+
+    caplog.set_level(logging.INFO, "veilmq.cluster")
+    first = member("copy", "10.0.0.1:9327")
+    first.join(Event())
+    assert first.registry is not None
+    shutil.copytree(tmp_path / "copy", tmp_path / "twin")
+    with ThreadPoolExecutor(1) as pool:
+        joined = pool.submit(member("twin", "10.0.0.2:9327").join, Event())
+        while not joined.done():
+            first.registry.report(ServerState("follower", 1, 0))
+            wait([joined], timeout=0.05)
+    with pytest.raises(NameTaken):
+        joined.result()
+    first.registry.report(ServerState("follower", 1, 0))
+    first.registry.close()  # as when it is killed
+    caplog.clear()
+    again = member("copy", "10.0.0.1:9327")
+    again.join(Event())
+    assert again.registry is not None
+    again.registry.close()
+    assert "another server" not in caplog.text, "it waits for itself"
+    cluster.pair.primary.query("update veilmq.server set seen = seen - interval '4 s'")
+    moved = member("copy", "10.0.0.3:9327")
+    moved.join(Event())
+    assert moved.registry is not None
+    moved.registry.leave()
+    assert caplog.messages[-1] == "the name one is free"
 
 
 @pytest.mark.parametrize("to", ["", "one"], ids=["to any", "back"])

@@ -841,6 +841,11 @@ def test_two_servers_of_one_name_are_told(servers: Servers) -> None:
     assert "the store failed" not in told
     # The same of the owner: it hands over first.
     third = servers.start("three")
+    shutil.copytree(third.data.parent, third.data.parent.with_name("clone"))
+    clone = servers.begin("clone", "--cluster-name", "three")
+    assert clone.process.wait(30) == 2
+    assert "another server of this cluster is called three" in clone.log.read_text()
+    assert third.process.poll() is None
     servers.pair.primary.query(
         "update veilmq.server set holder = gen_random_uuid(), seen = seen + interval '4 s' where name = 'one'"
     )
@@ -849,7 +854,7 @@ def test_two_servers_of_one_name_are_told(servers: Servers) -> None:
     assert "another server of this cluster is called one" in told
     assert "the lease is not renewed" not in told
     Client(third).send("taken over")
-    # A copy of its directory runs elsewhere under its name.
+    # It was asleep, while a server on a copy of its directory began under its name.
     servers.pair.primary.query("update veilmq.server set address = 'elsewhere:9327' where name = 'three'")
     assert third.process.wait(30) == 2
     assert "another server of this cluster is called three" in third.log.read_text()

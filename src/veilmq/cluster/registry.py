@@ -164,6 +164,8 @@ class Registry(Connected):
     def register(self, *, again: bool = False) -> None:
         """Write the row. A server that starts is not drained; again: it runs already.
 
+        A copy of a server's directory has the same holder. So the row is also another server's, while that is alive, if
+        it has another address. One that was killed and starts at another one waits until it has been silent.
         Raises NameTaken, Unreachable, Unfit.
         """
         name, address, holder = self.server[:3]
@@ -173,8 +175,8 @@ class Registry(Connected):
                 shard = look(session, incarnation=self._incarnation, lock="for key share")
                 self._formats.admit(shard)
                 before = session.execute(_SEEN, (ALIVE_SECONDS, name)).fetchone()
-                is_copied = before is not None and again and before[4] not in self._addresses
-                if before is not None and before[1] and (is_copied or before[0] != holder):
+                ours = self._addresses if again else {address} - {""}
+                if before is not None and before[1] and (before[0] != holder or before[4] not in ours):
                     raise NameTaken(name, *before[2:4])
                 self._addresses.add(address)
                 formats = (self._formats.oldest, self._formats.newest)

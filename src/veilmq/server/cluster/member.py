@@ -173,6 +173,13 @@ class ClusterServer:
 
     async def join(self, undo: AsyncExitStack, certificate: Certificate | None) -> bool:
         settings = self._settings
+        advertised = settings.advertise or settings.peer
+        if settings.advertise is None and settings.peer.unspecified:
+            raise ClusterRefused(
+                f"other servers cannot reach this one at {advertised}: say where they can with --advertise HOST:PORT"
+            )
+        if advertised.port:
+            self.member.address = str(advertised)
         try:
             shard = await asyncio.to_thread(self.member.join, self._stopping)
         except ClusterError as error:
@@ -194,11 +201,8 @@ class ClusterServer:
             await self._port.open(host, port, handshakes.before)
             undo.callback(handshakes.drop_all)  # or the close of the port waits for them from Python 3.12 on
         undo.push_async_callback(self.front.close)
-        advertised = settings.advertise or Address(settings.peer.host, self._port.address[1])
-        if settings.advertise is None and settings.peer.unspecified:
-            raise ClusterRefused(
-                f"other servers cannot reach this one at {advertised}: say where they can with --advertise HOST:PORT"
-            )
+        if settings.advertise is None:
+            advertised = Address(settings.peer.host, self._port.address[1])
         self.member.address = str(advertised)
         log.info("peers reach this server, %s, at %s", settings.server_name, advertised)
         if settings.single_copy:
