@@ -15,6 +15,9 @@ from veilmq.store.sqlite.tools import check
 from veilmq.store.sqlite.tools.backup import backup
 
 BATCHES = 12
+WAL_HEADER_BYTES = 32
+FRAME_BYTES = 24 + 4096
+"""Of a WAL's page with its header (SQLite, "WAL File Format")."""
 
 
 def unapplied(stage: Stage) -> int:

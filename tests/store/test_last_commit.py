@@ -7,7 +7,16 @@ from pathlib import Path
 import apsw
 import msgspec
 import pytest
-from tests.store.redo_stages import BATCHES, execute, in_the_wal, killed, refused, started
+from tests.store.redo_stages import (
+    BATCHES,
+    FRAME_BYTES,
+    WAL_HEADER_BYTES,
+    execute,
+    in_the_wal,
+    killed,
+    refused,
+    started,
+)
 from tests.support.contract.stage import TESTER, Stage, bodies, expect
 from tests.support.sqlite import SMALL, store_of
 
@@ -25,9 +34,6 @@ from veilmq.store.sqlite.tools import check
 from veilmq.store.sqlite.tools.backup import backup
 
 FLIPS = 60
-WAL_HEADER_BYTES = 32
-FRAME_BYTES = 24 + 4096
-"""Of a WAL's page with its header (SQLite, "WAL File Format")."""
 MISSING = "events that were committed last are missing"
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.store.redo_stages import BATCHES, execute, in_the_wal, killed, refused
+from tests.store.redo_stages import BATCHES, FRAME_BYTES, WAL_HEADER_BYTES, execute, in_the_wal, killed, refused
 from tests.support.contract.stage import TESTER, Stage, bodies, expect, sending
 from tests.support.sqlite import SMALL, SqliteFactory, store_of
 
@@ -19,6 +19,8 @@ from veilmq.store.sqlite.repair.repair import repair
 from veilmq.store.sqlite.store import SqliteStore
 
 FOLDED = 5
+DESTROYED = 8
+"""The first one of the destroyed frames."""
 
 
 def of_another(path: Path, later_us: int, copies: int) -> Path:
@@ -47,8 +49,9 @@ def test_it_is_refused(stage: Stage, tmp_path: Path) -> None:
     stage.open()
 
 
-@pytest.mark.parametrize("folded", [0, FOLDED])
-def test_a_repair_leaves_it_out_and_says_what_is_missing(tmp_path: Path, folded: int) -> None:
+@pytest.mark.parametrize(("folded", "damaged"), [(0, 0), (FOLDED, 0), (FOLDED, 4)])
+def test_a_repair_leaves_it_out_and_says_what_is_missing(tmp_path: Path, folded: int, damaged: int) -> None:
+    """damaged: frames of that WAL that are destroyed, amid what is committed there."""
     stage = Stage(SqliteFactory(tmp_path / "data", SMALL))
     queue = stage.create()
     for number in range(folded):
@@ -59,7 +62,10 @@ def test_a_repair_leaves_it_out_and_says_what_is_missing(tmp_path: Path, folded:
     for number in range(BATCHES):
         stage.send(queue, f"acknowledged {number}")
     database = killed(stage)
-    shutil.copyfile(of_another(tmp_path / "other", 1, 1), database.with_name("veilmq.db-wal"))
+    theirs = of_another(tmp_path / "other", 1, 1).read_bytes()
+    at = WAL_HEADER_BYTES + DESTROYED * FRAME_BYTES
+    theirs = theirs[:at] + bytes(damaged * FRAME_BYTES) + theirs[at + damaged * FRAME_BYTES :]
+    database.with_name("veilmq.db-wal").write_bytes(theirs)
     report = repair(database.parent, tmp_path / "repaired", None, lambda *_: None)
     assert report.may_miss
     assert report.events_missing == BATCHES

@@ -295,6 +295,10 @@ class _Work:
             return image, state
         image.close()
         image, other = self._assembled(self._database, found)
+        if other is not None and other.is_other:
+            image.close()
+            self._report.found[reported:], self._frames = [_OTHER_WAL], []
+            return self._assembled(self._database, NO_WAL)
         is_better = self._noted is not None if other is None else state is None or other.following > state.following
         if state is not None and not is_better:
             image.close()
