@@ -236,9 +236,10 @@ def other_batch(notes: Sequence[Noted], connection: apsw.Connection) -> int | No
 
 
 def _strange(notes: Sequence[Noted], connection: apsw.Connection) -> str | None:
-    """Says that the WAL is not this database's, and what to do. With it `lost` would lose this database's messages."""
-    began = other_batch(notes, connection)
-    if began is None:
+    """Says that the WAL is not this database's, and what to do. With it `lost` would lose this database's messages.
+    Without a WAL the batch is this database's, and damaged."""
+    began, wal = other_batch(notes, connection), Path(connection.filename_wal)
+    if began is None or not wal.exists() or not wal.stat().st_size:
         return None
     return (
         f"the batch from offset {began} on is another one: veilmq.db-wal is of another database or copy; move"
