@@ -5,15 +5,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-_NOBODY: Final = 65_534
+NOBODY: Final = 65_534
 
 
 @contextmanager
-def other_user() -> Iterator[None]:
+def other_user(user: int = NOBODY) -> Iterator[None]:
     """For root only, whom no mode keeps out: everybody else is shut out by modes already."""
     is_root = os.geteuid() == 0
     if is_root:
-        os.seteuid(_NOBODY)
+        os.seteuid(user)
     try:
         yield
     finally:

@@ -18,7 +18,7 @@ from pyspark.errors import StreamingQueryException
 from tests.pipeline.drain_stage import Stage, left, send
 from tests.pipeline.faults import side
 from tests.support.postgres import until
-from tests.users import other_user
+from tests.users import NOBODY, other_user
 
 from veilmq.cli.failures import Failure
 from veilmq.cli.pipeline.session import reported
@@ -409,6 +409,46 @@ def test_a_copy_that_waits_while_another_one_writes_is_refused(tmp_path: Path) -
         waits.close()
 
 
+def test_a_drain_closes_its_table_to_no_other_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client of a Spark Connect server may be another user than the server, and root may run a service's drain.
+    Not run as root, the test has one user and proves little."""
+    tmp_path.chmod(0o711)
+    monkeypatch.chdir(tmp_path)  # the way there is closed to others
+    logged = Path("offsets")
+    log(logged)
+    (logged / "0").write_text("v1\n{}\n" + offset(1, "a"))
+
+    def of_a_service(name: str) -> Path:
+        log(Path(name) / SINK_LOG, "0")
+        Path(name).chmod(0o777)
+        if os.geteuid() == 0:
+            os.chown(name, NOBODY, NOBODY)
+        return Path(name)
+
+    client = NOBODY - 1
+    for user in (client, 0):
+        table = of_a_service(f"of-{user}")
+        with other_user(user), Claims(table).running():
+            pass
+        claims = Claims(table)
+        with other_user():
+            for seq, manifest in ((1, "a"), (2, "left by a kill")):
+                claims.claim(seq, manifest)
+        claims.close()
+    with other_user():
+        Claims(table).check_last(logged)
+    assert [each.name for each in (table / "_claims").glob("0*")] == [f"{1:020}"]
+    table = of_a_service("new")
+    claims = Claims(table)
+    claims.claim(1, "a")  # by root
+    claims.close()
+    with other_user():
+        claims.claim(2, "b")
+    claims.close()
+    with other_user(client):
+        Claims(table).check(2, "b")
+
+
 def test_a_table_on_a_file_system_without_locks_is_drained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -437,7 +477,7 @@ def test_a_directory_that_is_closed_or_a_file_is_named(tmp_path: Path, caplog: p
                     check_table(kind, str(tmp_path / "table"), closed / "checkpoint")
             with pytest.raises(DirectoryUnwritable, match="closed/m cannot be written: Permission denied"):
                 Directory(closed / "m", "orders")
-            with pytest.raises(DirectoryUnwritable, match="closed/_claims cannot be written: Permission denied"):
+            with pytest.raises(DirectoryUnwritable, match="closed/_spark_metadata cannot be used: Permission denied"):
                 Claims(closed).claim(1, "a")
             with Claims(closed).running():
                 assert "another drain may remove claims of this one" in caplog.text

@@ -32,7 +32,7 @@ from veilmq.client.errors import ObjectStoreFailed, StorageHeld, StorageLost
 from veilmq.client.records import Found, ObjectStore, is_key
 from veilmq.model.errors import ParameterInvalid
 from veilmq.pipeline.errors import OptionInvalid, PipelineError
-from veilmq.store.files import durable_write, locked, make_directory, take_name
+from veilmq.store.files import durable_write, give_to_owner_of, locked, make_directory, take_name
 
 LOCK: Final = "lock"
 """The file of a `FileLock`."""
@@ -307,7 +307,12 @@ class FileLock:
 
     def try_take(self) -> None:
         """Raises PlaceTaken, with the holder's process."""
-        file = os.open(self._directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        path, flags = self._directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        try:
+            file = os.open(path, flags | os.O_EXCL, 0o600)
+            give_to_owner_of(self._directory, file)  # not a file that is there: it may be a link to another one
+        except FileExistsError:
+            file = os.open(path, flags, 0o600)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

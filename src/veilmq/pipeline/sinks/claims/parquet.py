@@ -2,7 +2,7 @@
 
     <table>/_claims/00000000000000000012    the name of the manifest that is batch 12 of the drain
     <table>/_claims/lock                    held by the source while it claims there; not in an object store
-    <table>/_claims/drain/lock              held by a call of `drain` as long as its query runs; not in an object store
+    <table>/_drain/lock                     held by a call of `drain` as long as its query runs; not in an object store
 
 Strategy: Spark's own sink knows the numbers of batches alone. It skips a batch whose number it has, and the source then
 deletes the messages of that batch, also if a copy of the drain wrote another one of that number. So the source claims a
@@ -15,7 +15,8 @@ Only the newest claims are kept. A batch without a claim is refused if there is 
 A drain that was killed and began anew, or whose checkpoint a power cut shortened, leaves a claim of a batch that the
 table lacks. The next `drain` removes it once it has both locks, which the kernel releases at the end of a process. It
 needs the second one because Spark writes a batch to its end although the source's process has died. An object store has
-no such locks, and a person decides.
+no such locks, and a person decides. `drain` may run as another user than the source, as a client of Spark Connect
+does: it makes nothing in `_claims`, which would then be closed to the source.
 
 Before changing it: a table without claims is not refused, because earlier releases wrote none. No claim may be removed
 between the moment it was made and the batch after it: a copy would take its place. While a lock is waited for, its
@@ -25,18 +26,21 @@ holder writes batches: what was read of the table before is read again.
 import errno
 import json
 import logging
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
 from veilmq.pipeline.errors import DirectoryTaken, DirectoryUnwritable, OptionInvalid, TableForeign
-from veilmq.pipeline.places import Lock, ObjectPath, Patience, Place, PlaceTaken, check_creates, lock_of, make, put
+from veilmq.pipeline.places import Lock, ObjectPath, Patience, Place, PlaceTaken, check_creates, lock_of
 from veilmq.pipeline.sinks.claims import MEND_BACK, copied, went_back
+from veilmq.store.files import durable_write, give_to_owner_of, make_directory
 
 SINK_LOG: Final = "_spark_metadata"
 """Spark's log in a table: the files of each batch."""
 _CLAIMS: Final = "_claims"
+_DRAIN: Final = "_drain"
 _KEPT: Final = 2
 """Spark repeats the last batch alone."""
 _PATIENCE: Final = Patience(15.0)
@@ -89,8 +93,8 @@ class Claims:
 
     def _keep_out_drains(self) -> None:
         if isinstance(self._table, Path) and (self._table / SINK_LOG).is_dir():
-            make(self._directory / "drain")
-            self._drain = lock_of(self._directory / "drain", "", Patience(0))
+            _make(self._table / _DRAIN)
+            self._drain = lock_of(self._table / _DRAIN, "", Patience(0))
 
     def claim(self, seq: int, manifest: str) -> None:
         """Claim a batch whose offset Spark has logged, or find that it is claimed as that manifest.
@@ -157,7 +161,7 @@ class Claims:
             except (FileNotFoundError, NotADirectoryError):
                 self._switch_off(f"Spark has no {SINK_LOG} there")
                 return False
-            make(self._directory)
+            _make(self._directory)
             self._lock = lock_of(self._directory, "", self._patience)
         return not self._is_off
 
@@ -170,7 +174,8 @@ class Claims:
             raise DirectoryTaken(wrong, "Stop one of them: a Parquet table has one drain.") from None
         except OSError as error:
             if error.errno not in _UNSUPPORTED:
-                raise DirectoryUnwritable(f"{self._directory} cannot be written: {error.strerror}.", _AGAIN) from error
+                wrong = f"{error.filename or self._directory} cannot be used: {error.strerror}."
+                raise DirectoryUnwritable(wrong, _AGAIN) from error
             self._switch_off(str(error.strerror))
 
     def _switch_off(self, why: str) -> None:
@@ -182,7 +187,7 @@ class Claims:
         file = self._file(seq)
         if isinstance(file, ObjectPath):
             return file.create(manifest.encode())
-        put(file, manifest.encode())
+        durable_write(file, manifest.encode(), mode=0o644)  # another user's `drain` reads it
         return True
 
     def _is_own(self, seq: int, manifest: str) -> bool:
@@ -229,6 +234,18 @@ class Claims:
         for each in self._all():
             if is_over(int(each.name)):
                 each.unlink(missing_ok=True)
+
+
+def _make(directory: Path) -> None:
+    """Create a directory that belongs to the owner of the table, where the system allows it: what root runs once does
+    not close it to a service. Raises OSError."""
+    if not directory.is_dir():
+        make_directory(directory)
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            give_to_owner_of(directory.parent, descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _numbered(seq: int) -> str:
