@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import threading
 import time
 from contextlib import nullcontext
@@ -81,6 +82,35 @@ def test_one_process_holds_a_directory(directory: ObjectPath) -> None:
     with pytest.raises(PlaceTaken):
         lock_of(directory, "lock", Patience(0))
     third.release()
+
+
+def test_a_forked_process_neither_keeps_nor_releases_a_lock(tmp_path: Path) -> None:
+    """It has the same open file, as one that a user's code started with `multiprocessing`."""
+    directories = [tmp_path / name for name in ("kept", "released")]
+    for directory in directories:
+        directory.mkdir()
+    locks = [lock_of(directory, "state", Patience(0)) for directory in directories]
+    here, there = socket.socketpair()
+    child = os.fork()
+    if child == 0:
+        try:
+            here.close()
+            locks[1].release()
+            there.send(b"1")
+            there.recv(1)  # until the other end is closed
+        finally:
+            os._exit(0)
+    there.close()
+    try:
+        assert here.recv(1) == b"1"
+        with pytest.raises(PlaceTaken, match="process"):
+            lock_of(directories[1], "state", Patience(0))
+        for lock, directory in zip(locks, directories, strict=True):
+            lock.release()
+            lock_of(directory, "state", Patience(0)).release()
+    finally:
+        here.close()
+        os.waitpid(child, 0)
 
 
 def test_a_store_that_creates_what_exists_is_refused(s3: Store, store: Store, directory: ObjectPath) -> None:

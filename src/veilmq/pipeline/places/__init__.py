@@ -303,7 +303,7 @@ class FileLock:
 
     def __init__(self, directory: Path, state: str, mode: int = 0o600) -> None:
         self._directory, self._state, self._mode = directory, directory / state, mode
-        self._file = -1
+        self._file = self._pid = -1
 
     def try_take(self) -> None:
         """Raises PlaceTaken, with the holder's process."""
@@ -324,11 +324,13 @@ class FileLock:
             raise
         os.ftruncate(file, 0)
         os.pwrite(file, str(os.getpid()).encode(), 0)
-        self._file = file
+        self._file, self._pid = file, os.getpid()
 
     def release(self) -> None:
         """Idempotent."""
         if self._file >= 0:
+            if os.getpid() == self._pid:  # a process that was forked meanwhile has the open file, too
+                fcntl.flock(self._file, fcntl.LOCK_UN)
             os.close(self._file)
             self._file = -1
 
