@@ -460,6 +460,8 @@ def test_a_table_on_a_file_system_without_locks_is_drained(
     claims = Claims(tmp_path)
     claims.claim(1, "a")
     claims.claim(2, "b")
+    with claims.running():
+        pass
     assert [each.getMessage() for each in caplog.records] == [
         f"table {tmp_path}: batches are not claimed, so a copy of this drain is not noticed: No locks available"
     ]
@@ -479,8 +481,10 @@ def test_a_directory_that_is_closed_or_a_file_is_named(tmp_path: Path, caplog: p
                 Directory(closed / "m", "orders")
             with pytest.raises(DirectoryUnwritable, match="closed/_spark_metadata cannot be used: Permission denied"):
                 Claims(closed).claim(1, "a")
-            with Claims(closed).running():
-                assert "another drain may remove claims of this one" in caplog.text
+            claims = Claims(closed)
+            for _ in range(2):  # the rounds of one call of drain
+                with claims.running():
+                    assert caplog.text.count("another drain may remove claims of this one") == 1
     finally:
         closed.chmod(0o700)
     for table, checkpoint in ((tmp_path / "table", file), (tmp_path / "table", file / "c"), (file, closed)):

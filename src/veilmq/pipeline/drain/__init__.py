@@ -150,6 +150,7 @@ def drain(
             held.enter_context(alone(home, "lock", DirectoryTaken, "Another drain"))
         with readable(progress):
             clear_checkpoint(progress, home / "manifests")
+        claims = None if local is None else Claims(local)
         messages = batches = runs = 0
         while True:
             reader = spark.readStream.format("veilmq").options(**given)
@@ -157,7 +158,7 @@ def drain(
             query = _started(
                 spark, frame if transform is None else transform(frame), sink, progress, name, partition_by
             )
-            with nullcontext() if local is None else Claims(local).running():
+            with nullcontext() if claims is None else claims.running():
                 rows = _counted(spark, query)
             runs += 1
             messages += sum(rows)

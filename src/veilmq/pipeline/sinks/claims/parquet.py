@@ -65,7 +65,7 @@ class Claims:
         self._patience = patience
         self._lock: Lock | None = None
         self._drain: Lock | None = None
-        self._is_checked = self._is_off = False
+        self._is_checked = self._is_off = self._is_warned = False
         self._own = 0
         """The last batch that is known to be this drain's."""
 
@@ -80,19 +80,21 @@ class Claims:
     def running(self) -> Iterator[None]:
         """While the body runs, which is a query that `drain` has started, no other `drain` removes claims of a local
         table: it raises DirectoryTaken. Where that cannot be, as for a client of Spark Connect that may not write
-        there, a warning is logged."""
+        there, a warning is logged, the first time."""
         try:
             try:
                 with self._writing():
                     self._keep_out_drains()
             except (DirectoryTaken, DirectoryUnwritable) as error:
-                log.warning("table %s: another drain may remove claims of this one: %s", self._table, error.wrong)
+                if not self._is_warned:
+                    log.warning("table %s: another drain may remove claims of this one: %s", self._table, error.wrong)
+                self._is_warned = True
             yield
         finally:
             self.close()
 
     def _keep_out_drains(self) -> None:
-        if isinstance(self._table, Path) and (self._table / SINK_LOG).is_dir():
+        if isinstance(self._table, Path) and not self._is_off and (self._table / SINK_LOG).is_dir():
             _make(self._table / _DRAIN)
             self._drain = lock_of(self._table / _DRAIN, "", Patience(0))
 
