@@ -1,6 +1,10 @@
 """Drains through Spark: tables, JSON, wrapped bodies, bad records, bad input."""
 
 import json
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +12,7 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import types
 from tests.pipeline.drain_stage import Stage, left, send
+from tests.support.postgres import until
 
 from veilmq.client.encrypted import EncryptedQueue, KeyFile, add_key, new_key
 from veilmq.client.large import LargeMessageQueue
@@ -45,6 +50,35 @@ def test_a_queue_becomes_a_table(spark: Any, stage: Stage, kind: str, scheme: st
         send(queue, ["more"])
         drain(spark, stage.url(scheme), sink, stage.directory / "d", max_rows=200)
         assert len(table(spark, sink)) == 501
+
+
+def test_an_interrupted_drain_stops_its_query(spark: Any, stage: Stage) -> None:
+    """Ctrl-C in a notebook, whose Spark lives on: the query would write on without the drain's locks."""
+    home, go_on = stage.directory / "d", str(stage.directory / "go-on")
+
+    def wait(batches: Any) -> Any:
+        while not os.path.exists(go_on):
+            time.sleep(0.01)
+        yield from batches
+
+    def interrupt() -> None:
+        until(lambda: any((home / "checkpoint" / "offsets").glob("0")))
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with stage.make() as queue, ThreadPoolExecutor(1) as beside:
+        send(queue, bodies(10))
+        beside.submit(interrupt)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                drain(
+                    spark, stage.url(), f"parquet:{stage.directory}/table", home,
+                    transform=lambda rows: rows.mapInArrow(wait, rows.schema),
+                )  # fmt: skip
+            assert spark.streams.active == []
+        finally:
+            Path(go_on).touch()
+        done = drain(spark, stage.url(), f"parquet:{stage.directory}/table", home)
+        assert (done.messages, left(queue)) == (10, 0)
 
 
 def test_a_kill_amid_the_first_entry_of_spark_s_log_is_no_end(spark: Any, stage: Stage) -> None:

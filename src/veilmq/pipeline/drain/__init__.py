@@ -23,6 +23,7 @@ Before changing it: docs/pipeline-drain.md explains the order of the steps.
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -205,7 +206,7 @@ def _started(
 
 
 def _counted(spark: "SparkSession", query: Any) -> list[int]:
-    """Wait until the query ends; the rows of each batch.
+    """Wait until the query ends, or stop it at a KeyboardInterrupt; the rows of each batch.
 
     Spark keeps the reports of the last 100 batches (or of as many as the user set) and reads the setting anew with each
     of them, so it is raised while the query runs, and reports are taken as they come.
@@ -220,6 +221,11 @@ def _counted(spark: "SparkSession", query: Any) -> list[int]:
             for report in query.recentProgress:
                 # The progress key of that name is empty over Spark Connect.
                 rows[report.batchId] = max(report.numInputRows, rows.get(report.batchId, 0))
+    except KeyboardInterrupt:
+        # Not by this thread: on its connection to Java, the answer to the interrupted call may be still to come.
+        with ThreadPoolExecutor(1) as beside:
+            beside.submit(query.stop).result()
+        raise
     finally:
         spark.conf.set(_PROGRESS, str(before))
     return list(rows.values())
