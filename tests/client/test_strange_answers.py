@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from itertools import product
+from itertools import chain, product
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -197,18 +197,26 @@ def test_an_id_is_demanded_in_any_case_once_an_answer_had_one(adapter: Callable[
     broken.close()
 
 
-def test_an_empty_answer_of_sqs_without_an_id_has_the_type_of_the_results_before_it() -> None:
+def test_an_answer_of_sqs_without_members_and_id_has_the_type_of_the_results_before_it() -> None:
     """ElasticMQ's results are application/json, and its answer to a delete is empty and has no type."""
-    none, typed = b'{"Messages": []}', answer(200, b"", JSON)
-    broken = BrokenServer(
-        [answer(200, none, "Content-Type: application/json"), answer(200), answer(200, none, JSON), typed, answer(200)]
-    )
+    none, page = b'{"Messages": []}', "Content-Type: text/html"
+    untyped = [(answer(200), answer(200, none, each)) for each in (page, "Content-Type: application/json")]
+    typed = [(answer(200, body, kind), answer(200, none, kind)) for body, kind in ((b"", JSON), (b"{}", JSON.upper()))]
+    foreign = [
+        ("delete", "content-type", answer(200)),
+        ("delete", "content-type", answer(200, b"{ }")),
+        ("delete", "SQS's content type", answer(200, b"", page)),
+        ("receive", "SQS's content type", answer(200, b"{}", page)),
+    ]
+    broken = BrokenServer([*chain(*untyped, *typed), answer(200, none), *(each for *_, each in foreign)])
     for queue in sqs(broken.url):
-        for _ in range(2):
+        for _ in range(4):
+            queue.delete("id-receipt")
             assert queue.receive(lease=5) == []
-            queue.delete("id-receipt")
-        with pytest.raises(TransportError, match="HTTP 200 without content-type: something between"):
-            queue.delete("id-receipt")
+        assert queue.receive(lease=5) == [], "it has a member"
+        for call, lacking, _ in foreign:
+            with pytest.raises(TransportError, match=f"HTTP 200 without {lacking}: something between"):
+                EACH[call](queue, "id-receipt")
     broken.close()
 
 

@@ -44,14 +44,14 @@ def foreign_answer(
     status: int, url: str = "", headers: Mapping[str, str] | None = None, lacking: str = ""
 ) -> TransportError:
     """The error for an answer that is no refusal and cannot be the service's: a redirection, the log-in page of a proxy
-    or portal, an answer that was cut off. url: that was asked. lacking: the header whose absence shows it."""
+    or portal, an answer that was cut off. url: that was asked. lacking: the header or value whose absence shows it."""
     host = place_of(url)
     what, why = f"the answer is a web page or the like (HTTP {status})", "wrote it, or cut it off"
     if status >= _REDIRECTED:
         to = place_of(_header(headers or {}, "location") or "")
         what, why = f"the answer is a redirection{f' to {to}' if to else ''} (HTTP {status})", "wrote it"
     elif lacking:
-        what, why = f"HTTP {status} without {lacking}", "wrote that answer, or removed the header"
+        what, why = f"HTTP {status} without {lacking}", "wrote that answer, or removed or changed the header"
     reason = f"{f'{host}: ' if host else ''}{what}: something between here and the service {why}"
     return TransportError(reason=reason, may_have_happened=True)
 

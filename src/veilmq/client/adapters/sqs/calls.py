@@ -172,7 +172,7 @@ class Calls(OfProcess):
         self._attempts = _Attempts()
         self._ids = RequestIds("x-amzn-requestid")
         self._typed = False
-        """Whether a result had SQS's content type. An empty answer without a request id must have it then, too."""
+        """Whether a result had SQS's content type. An answer without members or a request id must have it then."""
         self._id = f"veilmq-attempts-{id(self)}"
         events = client.meta.events
         events.register("needs-retry.sqs", self._attempted, unique_id=self._id)
@@ -213,13 +213,15 @@ class Calls(OfProcess):
             self._attempts.reached |= answer.status_code >= 500
             status, headers = answer.status_code, answer.headers
             fits = _is_result(answer.content, operation)
-            typed = str(headers.get("content-type", "")).startswith(_TYPE)
+            media = str(headers.get("content-type", ""))
+            typed = media.lower().startswith(_TYPE)
             self._typed |= fits and typed
-            empty = not answer.content.strip()
-            if status >= 400 or (fits and self._ids.known(headers, lambda: not empty or typed or not self._typed)):
+            has_members = bool(answer.content.strip(b"{} \t\r\n"))
+            if status >= 400 or (fits and self._ids.known(headers, lambda: has_members or typed or not self._typed)):
                 self._attempts.foreign = None
             else:
-                lacking = (self._ids.lacking(headers) or "content-type") if fits else ""
+                missing = "SQS's content type" if media else "content-type"
+                lacking = (self._ids.lacking(headers) or missing) if fits else ""
                 self._attempts.foreign = foreign_answer(status, answer.url, headers, lacking)
 
     def call(self, method: str, queue: str, *, size_bytes: int = 0, **given: Any) -> dict[str, Any]:
