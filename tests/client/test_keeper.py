@@ -219,6 +219,22 @@ def test_the_own_thread_extends_without_being_asked(queue: Queue, clock: Movable
         eventually(lambda: lease.deadline == clock.monotonic() + 30)
 
 
+def test_a_users_short_extension_ends_a_long_sleep_of_the_own_thread(queue: Queue, clock: MovableClock) -> None:
+    faulty = Faulty(queue)
+
+    def late(handle: str) -> None:
+        """The answer comes when three quarters of the lease are over."""
+        clock.passed += 15
+        faulty.fault = lambda handle: None
+
+    with LeaseKeeper(faulty, clock=clock, visibility_timeout=3600, interval=600, minimal_life=600) as keeper:
+        lease = keeper.register(received(queue, lease=3600)[0])
+        eventually(lambda: keeper._sleeps_until > clock.monotonic() + 500)
+        faulty.fault = late
+        lease.extend(20)
+        eventually(lambda: lease.deadline == clock.monotonic() + 3600)
+
+
 def test_a_delete_waits_for_the_extension_and_takes_its_handle(
     queue: Queue, clock: MovableClock, wait: Callable[..., None]
 ) -> None:
