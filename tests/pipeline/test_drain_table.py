@@ -157,7 +157,7 @@ def test_a_drain_into_parquet_whose_source_is_killed_goes_on_with_its_own_claim(
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_copy_waits_for_a_drain_whose_source_was_killed_amid_a_batch(spark: Any, stage: Stage) -> None:
+def test_a_copy_of_a_drain_whose_source_was_killed_amid_a_batch_is_refused(spark: Any, stage: Stage) -> None:
     """The kernel releases the source's lock, and Spark writes the batch all the same: the copy's batch of that number
     would count as written."""
     table, home, copy = stage.directory / "table", stage.directory / "d", stage.directory / "copy"
