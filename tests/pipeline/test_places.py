@@ -5,7 +5,7 @@ import signal
 import socket
 import threading
 import time
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -41,6 +41,7 @@ from veilmq.pipeline.places import (
     Patience,
     PlaceFailed,
     PlaceTaken,
+    alone,
     listed,
     lock_of,
     place,
@@ -90,6 +91,8 @@ def test_a_forked_process_neither_keeps_nor_releases_a_lock(tmp_path: Path) -> N
     for directory in directories:
         directory.mkdir()
     locks = [lock_of(directory, "state", Patience(0)) for directory in directories]
+    held = ExitStack()
+    held.enter_context(alone(tmp_path, "alone", DirectoryTaken, "Another drain"))
     here, there = socket.socketpair()
     child = os.fork()
     if child == 0:
@@ -108,6 +111,9 @@ def test_a_forked_process_neither_keeps_nor_releases_a_lock(tmp_path: Path) -> N
         for lock, directory in zip(locks, directories, strict=True):
             lock.release()
             lock_of(directory, "state", Patience(0)).release()
+        held.close()
+        with alone(tmp_path, "alone", DirectoryTaken, "Another drain"):
+            pass
     finally:
         here.close()
         os.waitpid(child, 0)

@@ -159,7 +159,18 @@ def locked(lock: Path, taken: Callable[[str, str], Exception], who: str) -> Iter
         except BlockingIOError:
             mend = "Wait until it ends, or give this one a directory of its own."
             raise taken(f"{who} works in {lock.parent}.", mend) from None
-        yield
+        pid = os.getpid()
+        try:
+            yield
+        finally:
+            unlock(file.fileno(), pid)
+
+
+def unlock(file: int, pid: int) -> None:
+    """Release an flock that the process `pid` took; nothing happens in another process. To close the file is not
+    enough: a process that was forked meanwhile has it open, too."""
+    if os.getpid() == pid:
+        fcntl.flock(file, fcntl.LOCK_UN)
 
 
 PIECE_BYTES: Final = 4 << 20

@@ -32,7 +32,7 @@ from veilmq.client.errors import ObjectStoreFailed, StorageHeld, StorageLost
 from veilmq.client.records import Found, ObjectStore, is_key
 from veilmq.model.errors import ParameterInvalid
 from veilmq.pipeline.errors import OptionInvalid, PipelineError
-from veilmq.store.files import durable_write, give_to_owner_of, locked, make_directory, take_name
+from veilmq.store.files import durable_write, give_to_owner_of, locked, make_directory, take_name, unlock
 
 LOCK: Final = "lock"
 """The file of a `FileLock`."""
@@ -329,8 +329,7 @@ class FileLock:
     def release(self) -> None:
         """Idempotent."""
         if self._file >= 0:
-            if os.getpid() == self._pid:  # a process that was forked meanwhile has the open file, too
-                fcntl.flock(self._file, fcntl.LOCK_UN)
+            unlock(self._file, self._pid)
             os.close(self._file)
             self._file = -1
 
